@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from judged import outcomes_in, write_judged
+
+pytestmark = pytest.mark.alone
 
 RIGHT = "return x * eps"
 WRONG = "return x * eps + 1"

@@ -15,6 +15,8 @@ from kcap.bench.judge.verdict import CONSTANT
 from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.results.outcome import STATUSES, Outcome
 
+pytestmark = pytest.mark.alone
+
 CHEATS, ON_GPU = entries("cheats"), entries("cheats/gpu")
 MISSED = [entry for entry in CHEATS if "missed" in entry.header]
 PLACES = [Path(place) for place in ("/dev/shm", "/tmp", "/var/tmp")]

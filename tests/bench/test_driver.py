@@ -14,6 +14,8 @@ from kcap.bench.judge.driver import driver, protocol
 from kcap.bench.judge.input_pool import open_input_pool
 from kcap.bench.judge.process import ProcessEnded, Stirred
 
+pytestmark = pytest.mark.alone
+
 COPY = definition("copy", {"x": of("m n")}, {"y": of("m n")}, "x.clone()")
 LARGE = 1 << 17  # rows: 2 MiB
 

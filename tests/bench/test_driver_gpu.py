@@ -20,6 +20,8 @@ from kcap.bench.judge.process import ProcessEnded
 from kcap.bench.judge.verdict import Rejected, check_report
 from kcap.system.native_build import compiler
 
+pytestmark = pytest.mark.alone
+
 HERE = Path(__file__).parent
 DOUBLE = definition("double", {"x": of("m n")}, {"y": of("m n")}, "2 * x")
 

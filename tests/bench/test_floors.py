@@ -15,6 +15,8 @@ from kcap.replay.roofline.cost import cost_of_workload
 from kcap.replay.roofline.floor import floor_us
 from kcap.schemas.results.outcome import Clocked
 
+pytestmark = pytest.mark.alone
+
 ADD = definition("add", {"x": of("m n"), "y": of("m n")}, {"z": of("m n")}, "x + y", op_type="add")
 INPUTS = [torch.zeros(1 << 18, 4), torch.zeros(1 << 18, 4)]
 DRAWN = SimpleNamespace(definition=ADD, example=SimpleNamespace(inputs=INPUTS))

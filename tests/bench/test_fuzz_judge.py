@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from kcap.schemas.results.outcome import Clocked, Outcome
 
+pytestmark = pytest.mark.alone
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.append(str(SCRIPTS))
 fuzz: Any = importlib.import_module("fuzz_judge")

@@ -6,6 +6,8 @@ import pytest
 from cheat_catalogue import Entry, entries
 from judging import Bench, told
 
+pytestmark = pytest.mark.alone
+
 HONEST, ON_GPU = entries("honest"), entries("honest/gpu")
 
 

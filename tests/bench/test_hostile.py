@@ -10,6 +10,8 @@ import pytest
 from cheat_catalogue import HERE, Entry, entries, read
 from judging import Bench, eventually, told
 
+pytestmark = pytest.mark.alone
+
 HOSTILE = entries("hostile")
 HONEST = read(HERE / "honest" / "plain.py")
 PLACES = [Path(place) for place in ("/dev/shm", "/tmp", "/var/tmp")]

@@ -14,6 +14,8 @@ from kcap.bench.judge.judge import timing_caveats
 from kcap.bench.judge.process import without_secrets
 from kcap.schemas.results.outcome import Clocked
 
+pytestmark = pytest.mark.alone
+
 HANGS = "while True:\n        pass"
 FALLS = [
     ("raises", "x[9999999]", "its reference fails: IndexError"),

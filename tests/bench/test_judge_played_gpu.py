@@ -16,6 +16,8 @@ from kcap.bench.judge.driver.device import Gpu
 from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor, RandomInput, Workload
 from kcap.system import native_build
 
+pytestmark = pytest.mark.alone
+
 HERE = Path(__file__).parent
 MATRIX = DefinitionTensor(shape=["m", "n"], dtype="float32")
 RETURNS = "import played\n\ndef run(x):\n    y = played.empty_like(x)\n    played.double(x, y{})\n    return y\n"

@@ -22,6 +22,8 @@ from solution_files import RETURNING, solution
 from kcap.bench.judge.driver import device
 from kcap.errors import KcapError
 
+pytestmark = pytest.mark.alone
+
 HONEST = read(HERE / "honest" / "plain.py")
 LARGE = 1 << 13  # rows: more bytes than the files may have whose size is limited
 TOO_MANY = "this machine lacks what judging takes: [Errno 24] Too many open files"

@@ -29,6 +29,8 @@ from kcap.schemas.recording.values import TensorSpec
 from kcap.schemas.results.measurement import Measurement, Roofline, write_measurements
 from kcap.schemas.results.task import TASK_ADAPTER
 
+pytestmark = pytest.mark.alone
+
 EPS = ScalarInput(value=0.5)
 SIZES = {"s1": 2, "s2": 3, "s3": 5, "s4": 8}
 COUNTS = {"s1": 10, "s2": 30, "s3": 2, "s4": 1}

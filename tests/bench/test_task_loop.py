@@ -19,6 +19,8 @@ from kcap.bench.tasks.warm_judge import WarmJudge
 from kcap.schemas.flashinfer.dataset import write_dataset
 from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, ScalarInput
 
+pytestmark = pytest.mark.alone
+
 JUDGEMENTS = 30
 MOST_MEDIAN_S = {"cpu": 15.0, "cuda:0": 10.0}
 EPS = ScalarInput(value=1e-5)

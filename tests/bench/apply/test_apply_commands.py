@@ -15,6 +15,8 @@ from kcap.schemas.derive.derive import derive
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.results.plan import plan_bytes
 
+pytestmark = pytest.mark.alone
+
 Kcap = Callable[..., Any]
 X = torch.randn(4, 8)
 
