@@ -166,7 +166,18 @@ def plain(tmp_path: Path) -> Path:
 def llama_on_h100(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What was made of Llama-3.1-8B in vLLM on an H100: the Recording, its kernels' times, judged Solutions and what
     plans of them changed."""
+    return unpacked("llama-3.1-8b-h100", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def llama_in_two_engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Llama-3.1-8B in vLLM and in SGLang on an H200: both Recordings, the times of vLLM's kernels, and how near to the
+    engine they are."""
+    return unpacked("llama-3.1-8b-h200", tmp_path_factory)
+
+
+def unpacked(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
-    with tarfile.open(Path(__file__).parent / "data" / "llama-3.1-8b-h100.tar.xz") as archive:
+    with tarfile.open(Path(__file__).parent / "data" / f"{name}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
-    return folder / "llama-3.1-8b-h100"
+    return folder / name

@@ -155,8 +155,8 @@ def _recorded(contents: Contents, measured: Path | None) -> ComparedRecording:
     from kcap.schemas.derive.engine_comparison import ComparedRecording
 
     if measured is None:
-        return ComparedRecording(contents.calls, contents.metadata)
-    return ComparedRecording(contents.calls, contents.metadata, read_times(measured, contents))
+        return ComparedRecording(contents.calls, contents.metadata, None, contents.recording)
+    return ComparedRecording(contents.calls, contents.metadata, read_times(measured, contents), contents.recording)
 
 
 def read_times(path: Path, contents: Contents) -> TimeOf:

@@ -23,7 +23,7 @@ from kcap.schemas.recording.recording import Recording, load
 from kcap.schemas.recording.records import Call, Metadata
 from kcap.schemas.recording.turns import FILE as TURNS_FILE
 from kcap.schemas.validation.report import printable
-from kcap.show.estimate import Rates, typical_rates
+from kcap.show.estimate import Rates, rates_of_floors, typical_rates
 from kcap.system.output import write_atomically
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def gather(path: Path, measurements: Path | None, extras: Extras) -> tuple[Repor
     known = known_times(recording, measurements)
     if (recording.path / TURNS_FILE).exists():
         extras = replace(extras, agents=agent_trace(recording, *times_of_requests(recording, measurements)))
-    return make_report(subject, known, rates_of(recording), extras)
+    return make_report(subject, known, rates_of(recording, measurements), extras)
 
 
 def gather_dataset(path: Path, extras: Extras) -> tuple[Report, CallDetails]:
@@ -144,8 +144,15 @@ def derive_if_possible(recording: Recording) -> Derived | None:
     return derive(recording)
 
 
-def rates_of(recording: Recording) -> Rates:
-    """Of the device, where kcap replay measured it on this machine, else typical ones."""
+def rates_of(recording: Recording, measurements: Path | None) -> Rates:
+    """Those of the floors of `measurements` or, where these show none, of the device, if kcap replay measured it on
+    this machine; else typical ones."""
+    from kcap.schemas.results.measurement import read_measurements
+
+    if measurements is not None:
+        source = f"by the floors in {measurements.name}"
+        if (rates := rates_of_floors(read_measurements(measurements), source)) is not None:
+            return rates
     return measured_rates(recording) or typical_rates(recording)
 
 
@@ -186,12 +193,12 @@ def _compared(recording: Recording, times: Mapping[int, CallTime] | None) -> Com
     from kcap.schemas.derive.engine_comparison import ComparedRecording
 
     if times is None:
-        return ComparedRecording(recording.calls, recording.metadata)
+        return ComparedRecording(recording.calls, recording.metadata, None, recording)
 
     def time(call: Call, phase: str) -> float | None:
         return times[call.id].us.get(phase) if call.id in times else None
 
-    return ComparedRecording(recording.calls, recording.metadata, time)
+    return ComparedRecording(recording.calls, recording.metadata, time, recording)
 
 
 def read_fidelity(path: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from kcap.schemas.recording.values import TensorSpec, TorchConstant, storage_byt
 
 if TYPE_CHECKING:
     from kcap.schemas.derive.cost import Cost
+    from kcap.schemas.results.measurement import Measurement
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Rates:
         return f"{self.memory_gb_s:,.0f} GB/s and {self.tflop_s:,.3g} TFLOP/s, {self.source}"
 
 
+ALMOST = 0.99
 TYPICAL_GPU = Rates(3000, 700, "typical of a data-center GPU")
 TYPICAL_CPU = Rates(50, 1, "typical of a CPU")
 
@@ -41,6 +43,23 @@ def typical_rates(recording: Recording) -> Rates:
     """Rates of the recorded kind of device, where nobody measured the very one."""
     on_gpu = any(spec.device.startswith("cuda") for call in recording.calls for spec in _specs(call))
     return TYPICAL_GPU if on_gpu else TYPICAL_CPU
+
+
+def rates_of_floors(measurements: Iterable[Measurement], source: str) -> Rates | None:
+    """The rates that the floors of `measurements` were reckoned with; None where no kernel is bound by arithmetic, or
+    none by memory. Of the latter only those that move most count: what a cache holds moves faster.
+    """
+    shown = [
+        (one.work.moved, one.work.moved / one.roofline.us / 1e3, one.work.flops / one.roofline.us / 1e6)
+        for one in measurements
+        if one.work is not None and one.roofline is not None and one.roofline.us
+    ]
+    most, peak = (max((row[column] for row in shown), default=0.0) for column in (0, 2))
+    large = [(gb_s, tflop_s) for moved, gb_s, tflop_s in shown if moved >= most / 2]
+    memory = max((gb_s for gb_s, _ in large), default=0.0)
+    by_arithmetic = any(gb_s < ALMOST * memory and tflop_s >= ALMOST * peak for _, gb_s, tflop_s in shown)
+    by_memory = any(gb_s >= ALMOST * memory and tflop_s < ALMOST * peak for gb_s, tflop_s in large)
+    return Rates(memory, peak, source) if by_arithmetic and by_memory else None
 
 
 def estimated_times(recording: Recording, rates: Rates) -> Mapping[int, float] | None:

@@ -108,7 +108,11 @@ def match_families(calls: Iterable[Call], recording: Recording | None = None) ->
     exported = recognized + [
         (call, kernel) for call, kernel in regions if base_of(call.operator) in set(covered.values())
     ]
-    forms = [(call, kernel.engine_form) for call, kernel in exported if isinstance(kernel.engine_form, KernelInstance)]
+    forms = [
+        (call, replace(kernel.engine_form, family=kernel.family))
+        for call, kernel in exported
+        if isinstance(kernel.engine_form, KernelInstance)
+    ]
     formless = {call.id: kernel.engine_form for call, kernel in exported if isinstance(kernel.engine_form, str)}
     return FamilyMatches(
         _kernels_of_families(exported, bind_family),

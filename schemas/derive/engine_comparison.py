@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from kcap.schemas.derive.derive import FamilyMatches, match_families
+from kcap.schemas.derive.generic.family import family_of_work
 from kcap.schemas.recording.operators import base_of
 from kcap.schemas.recording.phases import PHASES
+from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Call, Metadata
 from kcap.schemas.recording.signature import signature
 
@@ -185,11 +187,15 @@ TimeOf: TypeAlias = Callable[[Call, str], float | None]  # microseconds of one i
 
 @dataclass(frozen=True)
 class ComparedRecording:
-    """What is compared: a Recording's Calls and metadata, and times where they were measured."""
+    """What is compared: a Recording's Calls and metadata, and times where they were measured.
+
+    `recording`: where the sources of its fused kernels are, by which they have families.
+    """
 
     calls: list[Call]
     metadata: Metadata
     time: TimeOf | None = None
+    recording: Recording | None = None
 
 
 def compare_engines(a: ComparedRecording, b: ComparedRecording) -> FamilyDiff:
@@ -222,8 +228,8 @@ class _ComparedSide:
 
     def __init__(self, recorded: ComparedRecording) -> None:
         self.recorded = recorded
-        self.matches = match_families(recorded.calls)
-        self.keys_by_call = dict(_keys_by_call(self.matches))
+        self.matches = match_families(recorded.calls, recorded.recording)
+        self.keys_by_call = dict(_keys_by_call(self.matches, recorded.recording))
         self.by_id = {call.id: call for call in recorded.calls}
         self.regions: dict[str, set[KernelKey]] = defaultdict(set)
         for number, key in self.keys_by_call.items():
@@ -270,14 +276,14 @@ def _add_time(
         within[min(purpose for purpose, _ in keys)] += us
 
 
-def _keys_by_call(matches: FamilyMatches) -> Iterator[tuple[int, KernelKey]]:
+def _keys_by_call(matches: FamilyMatches, recording: Recording | None) -> Iterator[tuple[int, KernelKey]]:
     """The line of each Call that counts, by its id."""
     for kernel in matches.kernels:
         purpose = PURPOSES.get(kernel.definition.op_type, kernel.definition.op_type)
         yield from ((use.call.id, (purpose, kernel.definition.name)) for use in kernel.uses)
     for call in matches.rest:
         base = base_of(call.operator)
-        yield call.id, (PARTS.get(base, ""), base)
+        yield call.id, (PARTS.get(base) or family_of_work(call, recording), base)
 
 
 def _batches(metadata: Metadata, phase: str) -> Mapping[tuple[int, int], int]:

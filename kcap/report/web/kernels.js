@@ -5,7 +5,7 @@ const SPARE = 8; // rows above and below those in sight
 const GROUPINGS = [["kernel", "Definition, else operator"], ["operator", "operator"], ["family", "family"], ["source", "source"], ["call", "Call"]];
 
 const COLUMNS = [
-  { id: "name", title: "kernel", width: "minmax(330px, 5fr)", text: true, value: (row) => row.name },
+  { id: "name", title: "kernel", width: "minmax(300px, 5fr)", text: true, value: (row) => row.name },
   { id: "share", title: "share", width: "84px", value: (row) => row.us },
   { id: "us", title: "time", width: "80px", value: (row) => row.us },
   { id: "count", title: "invocations", width: "100px", value: (row) => row.count },
@@ -13,9 +13,9 @@ const COLUMNS = [
   { id: "floor", title: "× floor", width: "76px", value: (row) => row.overFloor ?? -1 },
   { id: "graph", title: "in graphs", width: "86px", value: (row) => row.graph },
   { id: "gpu", title: "profiled", width: "84px", value: (row) => row.gpu },
-  { id: "source", title: "source", width: "minmax(116px, 1fr)", text: true, value: (row) => row.source },
+  { id: "source", title: "source", width: "minmax(110px, 1fr)", text: true, value: (row) => row.source },
   { id: "family", title: "family", width: "minmax(110px, 1fr)", text: true, value: (row) => row.family },
-  { id: "seam", title: "seam", width: "80px", text: true, value: (row) => row.seam },
+  { id: "seam", title: "seam", width: "88px", text: true, value: (row) => row.seam },
   { id: "reference", title: "reference", width: "100px", text: true, value: (row) => row.reference },
 ];
 const TEMPLATE = COLUMNS.map((column) => column.width).join(" ");

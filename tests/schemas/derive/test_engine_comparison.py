@@ -100,19 +100,19 @@ def test_batches_are_the_same_where_each_has_the_same_share_of_the_steps(
 
 
 def test_what_one_engine_runs_alone_comes_last_with_its_arguments(tmp_path: Path, compare: Compare, kcap: Any):
-    glue = [call("aten::index.Tensor", n, 2, self=tensor(size)) for n, size in ((5, 8), (1, 9))]
-    shared = [call("aten::neg", 3, 2, self=tensor(4))]
+    glue = [call("mine::gather", n, 2, self=tensor(size)) for n, size in ((5, 8), (1, 9))]
+    shared = [call("mine::neg", 3, 2, self=tensor(4))]
     a = write(tmp_path / "a", [*vllm(2), *shared], "vLLM", 2)
     embedding = call("aten::embedding", 1, 2, weight=tensor(50, 64), indices=tensor(4, dtype="int64"))
     b = write(tmp_path / "b", [*vllm(2), *shared, embedding, *glue], "SGLang", 2)
-    line = lines(compare(a, b))["aten::index"]
+    line = lines(compare(a, b))["mine::gather"]
     assert (line["purpose"], line["a"], line["b"]["per_step"]) == (None, None, 6)
     assert line["b"]["arguments"] == {"bf16[8]": 5, "bf16[9]": 1}
     out = kcap("diff", a, b).out
-    assert out.index("of no family, in both") < out.index("aten::neg") < out.index("only in B")
+    assert out.index("of no family, in both") < out.index("mine::neg") < out.index("only in B")
     alone = out[out.index("only in B") :]
     assert "bf16[8] and 1 more" in alone
-    assert alone.index("embedding_v50_h64") < alone.index("aten::index"), "a family's before more calls of none"
+    assert alone.index("embedding_v50_h64") < alone.index("mine::gather"), "a family's before more calls of none"
 
 
 def test_a_region_is_one_kernel_and_what_it_holds_none(tmp_path: Path, compare: Compare):
@@ -234,3 +234,20 @@ def test_what_cannot_be_compared_is_refused_by_name(both: tuple[Path, Path], tmp
     (tmp_path / "t.txt").write_text("Operator: aten.relu.default\ncnt: 3, ((T([4], f32),), {})\n")
     trace = kcap("diff", a, tmp_path / "t.txt", "--by", "family")
     assert trace.code == 2 and "--by call" in trace.err
+
+
+def test_two_engines_on_a_gpu_run_as_much_for_each_family(compare: Compare, llama_in_two_engines: Path) -> None:
+    """Llama-3.1-8B, whose norms, ropes and activations vLLM's compiler fused; SGLang's split attention has two
+    launches."""
+    layers = 32
+    found = compare(llama_in_two_engines / "vllm.kcap", llama_in_two_engines / "sglang.kcap")
+    decode = next(phase for phase in found["phases"] if phase["phase"] == "decode")
+    ran = {side: dict[str, float]() for side in "ab"}
+    for line in decode["lines"]:
+        for side in "ab":
+            purpose, share = line["purpose"], line[side]
+            ran[side][purpose] = ran[side].get(purpose, 0.0) + (share["per_step"] if share else 0.0)
+    once = {"gemm": 4 * layers + 1, "rmsnorm": 2 * layers + 1, "activation": layers, "cache_update": layers}
+    for side, attention in (("a", layers), ("b", 2 * layers)):
+        assert {purpose: ran[side][purpose] for purpose in once} == once
+        assert ran[side]["attention"] == attention
