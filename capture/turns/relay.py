@@ -21,6 +21,7 @@ import orjson
 from kcap.capture.session import Session
 from kcap.capture.turns.exchange import Exchange
 from kcap.capture.turns.log import TurnLog, note_failure
+from kcap.errors import KcapError
 
 SOCKET = "turns.socket"
 MOST_WAITING = 64 << 20  # bytes of exchanges that are not sent yet; of those beyond, only times and sizes are kept
@@ -113,8 +114,12 @@ class ExchangeReceiver:
 
     def __enter__(self) -> ExchangeReceiver:
         self._listening = socket.socket(socket.AF_UNIX)
-        with socket_address(self._session) as address:
-            self._listening.bind(address)
+        try:
+            with socket_address(self._session) as address:
+                self._listening.bind(address)
+        except OSError as error:
+            self._listening.close()
+            raise KcapError(f"--agent-trace needs a socket in {self._session.directory}: {error}") from None
         self._listening.listen()
         self._accepting = threading.Thread(target=self._accept, name="kcap-turns", daemon=True)
         self._accepting.start()

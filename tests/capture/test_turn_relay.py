@@ -19,6 +19,7 @@ from kcap.capture.session import Session
 from kcap.capture.turns import log, relay
 from kcap.capture.turns.exchange import CHAT, Exchange
 from kcap.capture.turns.relay import ExchangeSender, packed, read_packed, turns_received
+from kcap.errors import KcapError
 
 EXCHANGES = st.builds(
     Exchange,
@@ -137,3 +138,9 @@ def test_nobody_to_take_it_is_said(session: Session) -> None:
         for _ in range(1_000):
             sender.add(exchange())
             time.sleep(0.01)
+
+
+def test_where_there_can_be_no_socket_is_said(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "SOCKET", "longer than an address" * 10)
+    with pytest.raises(KcapError, match="--agent-trace needs a socket in .*"), turns_received(session):
+        pass
