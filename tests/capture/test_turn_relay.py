@@ -142,5 +142,5 @@ def test_nobody_to_take_it_is_said(session: Session) -> None:
 
 def test_where_there_can_be_no_socket_is_said(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "SOCKET", "longer than an address" * 10)
-    with pytest.raises(KcapError, match="--agent-trace needs a socket in .*"), turns_received(session):
+    with pytest.raises(KcapError, match="--agent-trace needs a socket in "), turns_received(session):
         pass
