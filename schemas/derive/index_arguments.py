@@ -95,7 +95,7 @@ def set_indices_below(bound: BoundCall, name: str, limit: int) -> None:
 
 
 def set_zeros(bound: BoundCall, *names: str) -> None:
-    """Integer tensors that the operator only writes."""
+    """Integer tensors that the operator only writes, or only copies."""
     for name in names:
         spec = bound[name]
         if isinstance(spec, TensorSpec) and bound.content(name) is None:

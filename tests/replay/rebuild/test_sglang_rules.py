@@ -96,3 +96,13 @@ def test_a_rotation_without_a_sample_has_positions_that_its_table_has() -> None:
     families.replay_rule_for(one.operator).prepare(one)
     positions = one.content("positions")
     assert positions is not None and int(positions.min()) >= 0 and 40 < int(positions.max()) < 50
+
+
+def test_a_table_of_all_requests_that_is_only_copied_needs_no_sample() -> None:
+    table = BoundCall(
+        "triton::create_flashinfer_kv_indices_triton",
+        [Argument(name="req_to_token_ptr", value=tensor(4097, 2092, dtype="int32"))],
+    )
+    families.replay_rule_for("triton::create_flashinfer_kv_indices_triton.s750b53aa").prepare(table)
+    content = table.content("req_to_token_ptr")
+    assert content is not None and content.shape == (4097, 2092) and not content.any()
