@@ -10,7 +10,7 @@ closed and one with it open, in alternating order; before each pair stands anoth
 pair's own is the A/A spread. `--plain` begins with rounds of a server without kcap. With `--agent-trace` the requests
 are recorded, too, and what a round is held against is a second server, without kcap, which stands on the same GPU
 meanwhile: give both less of its memory by `--server-arg`. Ends with a table, and what the Recording holds: its size,
-its Calls by operator.
+its Calls by operator; of an agent trace the costliest turns, and the share of GPU time that no request accounts for.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import argparse
 import contextlib
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from functools import partial
@@ -132,6 +134,8 @@ def main() -> None:
             print(table[-1], flush=True)
     print("\n" + "\n".join([f"{'load':>8}  window  " + "  ".join(f"{name[:10]:>10}" for name in FIGURES), *table]))
     print("\n".join(contents(recorded)))
+    if given.agent_trace:
+        subprocess.run([sys.executable, "-m", "kcap", "show", str(recorded), "--by", "turn", "--top", "8"], check=True)
 
 
 if __name__ == "__main__":
