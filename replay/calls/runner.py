@@ -23,6 +23,7 @@ from kcap.replay.rebuild.memory import Target, storage_key
 from kcap.replay.rebuild.operators import Operator
 from kcap.replay.rebuild.rebuild import Rebuilder, ResolvedCall
 from kcap.replay.roofline.cost import cost_of_call, least_work
+from kcap.replay.roofline.fused import cost_of_fused
 from kcap.replay.timing import graphs
 from kcap.replay.timing.clock import time_call
 from kcap.replay.timing.device import host_fields, is_slow_clock, read_clocks
@@ -86,6 +87,8 @@ class Runner:
         timing = time_call(device, operator.call, inputs, rotation, restored, seconds, options.kernel_durations)
         timing = replace(timing, notes=[*timing.notes, *operator.notes])
         fields = timing_fields(timing, resolved.input_bytes, touched, device, clocks)
+        if cost is None and call.launch is not None and self.rebuilder.recording is not None:
+            cost = cost_of_fused(call, self.rebuilder.recording)
         return {**fields, "work": least_work(cost, resolved.input_bytes - rotation.rotating)}
 
     def _time_together(

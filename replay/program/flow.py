@@ -28,7 +28,7 @@ from kcap.replay.program.prepared import (
 )
 from kcap.replay.rebuild.memory import reached_bytes, storage_key
 from kcap.replay.rebuild.rebuild import with_buffers
-from kcap.replay.roofline import cost
+from kcap.replay.roofline.sweeps import unread_inputs
 from kcap.schemas.derive.bound_call import StorageKey
 
 RECENT_BUFFERS = 4  # of each kind, so many are remembered in the order of their writes
@@ -155,7 +155,7 @@ def read_and_written(part: PreparedCall) -> tuple[list[StorageKey], list[Storage
     names: dict[StorageKey, list[str]] = {}
     for path, spec in part.resolved.bound.tensors():
         names.setdefault(storage_key(spec, part.target), []).append(plain_name(part.resolved.bound.holder(path).name))
-    unread = cost.unread_inputs(part.call.operator) if part.call.namespace == "aten" else frozenset[str]()
+    unread = unread_inputs(part.call.operator) if part.call.namespace == "aten" else frozenset[str]()
     added_to = {plain_name(name) for name in part.resolved.rule.added_to}
     only_written = {
         key

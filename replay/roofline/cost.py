@@ -8,12 +8,12 @@ is known count as not read, and outputs as written completely.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import Any
 
 import torch
 
 from kcap.replay.rebuild.rebuild import ResolvedCall
+from kcap.replay.roofline.sweeps import sweeps_all, unread_inputs
 from kcap.schemas.derive import families
 from kcap.schemas.derive.bound_call import BoundCall, Skip, invocation_of_bound
 from kcap.schemas.derive.cost import Cost, CostInputs, cost_of_instance, distinct_bytes
@@ -106,34 +106,3 @@ def least_work(cost: Cost | None, stays: int) -> dict[str, Any] | None:
         return None
     fresh = max(cost.read - stays, 0)
     return LeastWork(moved=cost.bytes, read=cost.read, fresh=fresh, flops=cost.flops, dtype=cost.dtype).model_dump()
-
-
-PARTIAL_READERS = frozenset({"where", "masked_fill", "masked_fill_"})  # pointwise, and yet not all is read
-SWEEPING_OPERATORS = frozenset(
-    "copy_ fill_ zero_ _to_copy to contiguous clone cat stack sum mean var std var_mean std_mean softmax _softmax"
-    " log_softmax _log_softmax argmax argmin amax amin max min logsumexp cumsum cumprod sort topk layer_norm"
-    " native_layer_norm group_norm native_group_norm bmm baddbmm mm addmm matmul linear norm linalg_vector_norm".split()
-)
-
-
-OVERWRITING_OPERATORS = frozenset({"copy_", "fill_", "zero_"})  # what was in `self` is not read
-
-
-def sweeps_all(operator: str) -> bool:
-    """Whether the ATen operator (`aten::add.Tensor`) reads all inputs and writes all outputs."""
-    base, _, overload = operator.removeprefix("aten::").partition(".")
-    return base not in PARTIAL_READERS and (base in SWEEPING_OPERATORS or _pointwise(base, overload or "default"))
-
-
-def unread_inputs(operator: str) -> frozenset[str]:
-    """The inputs that it only writes."""
-    return (
-        frozenset({"self"}) if operator.removeprefix("aten::").split(".")[0] in OVERWRITING_OPERATORS else frozenset()
-    )
-
-
-@cache
-def _pointwise(base: str, overload: str) -> bool:
-    packet = getattr(torch.ops.aten, base, None)
-    operator = getattr(packet, overload, None)
-    return operator is not None and torch.Tag.pointwise in operator.tags
