@@ -37,16 +37,20 @@ class TurnLog:
         self._number = 0
 
     def add(self, exchange: Exchange) -> None:
-        """OSError where the disk is full."""
+        """OSError where the disk is full. An exchange that cannot be told is a turn that says so."""
+        turn = _times(exchange, self._number)
+        try:
+            line = orjson.dumps({**turn, **self._members(exchange)})
+        except Exception as error:
+            place, _ = self._conversations.begin(self._number, [])
+            line = orjson.dumps({**turn, "session": place.session, "turn": place.turn, "unread": type(error).__name__})
+        self._number += 1
         with self._path.open("ab") as file:
-            file.write(orjson.dumps({"t": "turn", **self._members(exchange)}) + b"\n")
+            file.write(line + b"\n")
 
     def _members(self, exchange: Exchange) -> dict[str, Any]:
-        number, self._number = self._number, self._number + 1
-        turn: dict[str, Any] = {"number": number, "api": exchange.api, "sent": exchange.sent, "ended": exchange.ended}
-        turn |= {"first": exchange.first} if exchange.first is not None else {}
-        turn |= {"status": exchange.status} if exchange.status is not None else {}
-        turn |= {} if exchange.complete else {"aborted": True}
+        """Members of a Turn beside its times."""
+        number, turn = self._number, dict[str, Any]()
         asked = None
         try:
             if exchange.dropped:
@@ -74,6 +78,13 @@ class TurnLog:
         except (FormatError, AttributeError, KeyError, TypeError, ValueError) as error:
             turn["unread"] = error.reason if isinstance(error, FormatError) else type(error).__name__
         return turn
+
+
+def _times(exchange: Exchange, number: int) -> dict[str, Any]:
+    turn = {"t": "turn", "number": number, "api": exchange.api, "sent": exchange.sent, "ended": exchange.ended}
+    turn |= {"first": exchange.first} if exchange.first is not None else {}
+    turn |= {"status": exchange.status} if exchange.status is not None else {}
+    return turn if exchange.complete else {**turn, "aborted": True}
 
 
 def read_lines(directory: Path) -> list[bytes]:

@@ -1,7 +1,8 @@
 """Exchanges on their way from a server's process to that of `kcap record`, where turns are made of them.
 
-A turn takes about a millisecond to make, which a server's event loop would lack. The exchanges go over a socket in the
-session's directory, each as a line of JSON and its bytes; a thread sends them, so that a slow reader holds up nobody.
+A turn takes about a millisecond to make, and would block the server's event loop for that long. The exchanges go over a
+socket in the session's directory, each as a line of JSON and its bytes; a thread sends them, so that a slow reader
+holds up nobody.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ExchangeSender:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._queue: queue.SimpleQueue[Exchange] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Exchange | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._added = self._sent = 0  # bytes, each counted by one thread alone
         self._failed = False
@@ -56,27 +57,26 @@ class ExchangeSender:
             exchange.drop()
         self._added += exchange.size
         self._queue.put(exchange)
-        if self._thread is None:  # in the process that serves: it may have been forked from that which was told to
+        if self._thread is None:  # started here, as the serving process may be a fork of the one that built this object
             self._thread = threading.Thread(target=self._send, name="kcap-turns", daemon=True)
             self._thread.start()
-            atexit.register(self._wait)
+            atexit.register(self.close)
 
-    def _wait(self) -> None:
-        """For what is on its way, as the server ends."""
-        deadline = time.monotonic() + LAST_EXCHANGES
-        while self._sent < self._added and not self._failed and time.monotonic() < deadline:
-            time.sleep(0.01)
+    def close(self) -> None:
+        """Send what is on its way, as the server ends."""
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join(LAST_EXCHANGES)
 
     def _send(self) -> None:
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 with socket_address(self._session) as address:
                     connection.connect(address)
-                while True:
-                    exchange = self._queue.get()
+                while (exchange := self._queue.get()) is not None:
                     connection.sendall(packed(exchange))
                     self._sent += exchange.size
-        except OSError:
+        except Exception:  # nobody there, or what nobody thought of: `add` says so
             self._failed = True
 
 

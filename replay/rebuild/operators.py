@@ -1,11 +1,11 @@
 """The callable behind a Call's name: a registered operator, a library's function, or an engine's own operator class.
 
-An operator is looked up in torch's table only, by its whole name: nothing is resolved attribute by attribute, so no
-other Python object can be reached. The library that registers a namespace is imported in the worker, when the first
-Call needs it, and never in the command's own process.
+An operator is looked up in torch's table, by its whole name: nothing is resolved attribute by attribute. The library
+that registers a namespace is imported in the worker, when the first Call needs it, and never in the command's own
+process.
 
-A function of FlashInfer's or DeepGEMM's (`flashinfer::rmsnorm`) is looked up by its name among what the library
-exports, if a family knows it. One that runs on a plan of its own is not: a Recording has the plan's arguments alone.
+A function of FlashInfer's or DeepGEMM's (`flashinfer::rmsnorm`) runs if it is one of FUNCTIONS, none of which compiles
+or loads what its arguments say. No other Python object can be named.
 
 An engine's class (`sglang_op::RMSNorm`) is a region and not timed, but the reference of its Definition is compared with
 it: a new object gets the attributes of the recorded one. A name is looked up only among the classes that derive from
@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 from kcap.schemas.derive.bound_call import Skip
-from kcap.schemas.derive.families import family_of
 from kcap.schemas.recording.operators import DEFAULT, OperatorError, to_trace, why_not_called
 from kcap.schemas.recording.recording import Call
 
@@ -183,17 +182,30 @@ def _import_error(module: str) -> str | None:
     return None
 
 
-FUNCTIONS = ("flashinfer", "deep_gemm")  # namespaces of functions that a library may not register
+def _functions(namespace: str, names: str, *written: str) -> dict[str, tuple[str, ...]]:
+    return dict.fromkeys((f"{namespace}::{name}" for name in names.split()), written)
 
 
-WRITTEN = {  # arguments by how their names begin, of an operator or of all others of its namespace
-    "flashinfer": ("out",),
-    "deep_gemm": ("d",),
-    "flashinfer::fused_add_rmsnorm": ("input", "residual"),
-    "flashinfer::gemma_fused_add_rmsnorm": ("input", "residual"),
-    "flashinfer::apply_rope_with_cos_sin_cache_inplace": ("query", "key"),
-    "flashinfer::append_paged_kv_cache": ("paged_kv_cache",),
+FUNCTIONS = {  # that a Recording may name, with prefixes of the names of the arguments that they write
+    **_functions(
+        "flashinfer", "rmsnorm gemma_rmsnorm rmsnorm_quant silu_and_mul gelu_and_mul gelu_tanh_and_mul", "out"
+    ),
+    **_functions("flashinfer", "apply_rope_with_cos_sin_cache mm_bf16 fp8_blockscale_gemm_sm90", "out"),
+    **_functions("flashinfer", "fused_add_rmsnorm gemma_fused_add_rmsnorm", "input", "residual"),
+    **_functions("flashinfer", "fused_add_rmsnorm_quant", "out", "residual"),
+    **_functions("flashinfer", "apply_rope_with_cos_sin_cache_inplace", "query", "key"),
+    **_functions("flashinfer", "append_paged_kv_cache", "paged_kv_cache"),
+    **_functions("deep_gemm", "fp8_gemm_nt fp8_fp4_gemm_nt bf16_gemm_nt", "d"),
+    **_functions("deep_gemm", "m_grouped_fp8_gemm_nt_contiguous m_grouped_fp8_gemm_nt_masked", "d"),
+    **_functions("deep_gemm", "m_grouped_fp8_fp4_gemm_nt_contiguous m_grouped_fp8_fp4_gemm_nt_masked", "d"),
+    **_functions("deep_gemm", "m_grouped_bf16_gemm_nt_contiguous m_grouped_bf16_gemm_nt_masked", "d"),
+    **_functions("deep_gemm", "fp8_m_grouped_gemm_nt_masked bf16_m_grouped_gemm_nt_masked", "d"),
 }
+
+
+def is_function(call: Call) -> bool:
+    """Whether `call` is of a library's function in Python, which the library may also register."""
+    return call.operator in FUNCTIONS
 
 
 def resolve_function(call: Call) -> Operator:
@@ -202,18 +214,16 @@ def resolve_function(call: Call) -> Operator:
     if is_registered(call.operator, ""):
         return resolve_operator(call.operator)
     name = call.operator.removeprefix(f"{call.namespace}::")
-    if family_of(call.operator)[1] is None or not name.isidentifier():
-        raise Skip(f"{call.operator} is no function that can be called with what was recorded")
     modules = LIBRARIES[call.namespace].modules
     function = next((one for module in modules if callable(one := _attribute(module, name))), None)
-    if function is None:
+    if function is None or isinstance(function, type):
         raise Skip(f"the library here has no function {name}")
     names = [argument.name or "" for argument in call.args]
 
     def run(*values: Any) -> Any:
         return function(**dict(zip(names, values, strict=True)))
 
-    return Operator(call.operator, run, Parameters.of(names, WRITTEN.get(call.operator, WRITTEN[call.namespace])))
+    return Operator(call.operator, run, Parameters.of(names, FUNCTIONS[call.operator]))
 
 
 BASES = {

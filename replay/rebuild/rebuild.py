@@ -20,7 +20,7 @@ from kcap.replay.rebuild import memory, operators
 from kcap.replay.rebuild.batches import StepBatches, sampled_routing
 from kcap.replay.rebuild.launches import Launches, is_launch
 from kcap.replay.rebuild.memory import NO_BUFFERS, Target, build_inputs, clone_inputs, compact_shape, inputs_on_buffers
-from kcap.replay.rebuild.operators import FUNCTIONS, Operator, resolve_function, resolve_operator
+from kcap.replay.rebuild.operators import Operator, resolve_operator
 from kcap.schemas.derive import bound_call, families
 from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, bind_call
 from kcap.schemas.recording.recording import Argument, Call, Sample, SampledTensor, load
@@ -113,7 +113,7 @@ class Rebuilder:
             return self.launches.resolve_launch(call, self.target.device)
         if operators.is_engine_class(call):
             return operators.resolve_class(call), families.replay_rule_for(call.operator)
-        resolved = resolve_function(call) if call.namespace in FUNCTIONS else resolve_operator(call.operator)
+        resolved = operators.resolve_function(call) if operators.is_function(call) else resolve_operator(call.operator)
         return resolved, families.replay_rule_for(call.operator)
 
     def _load(self, tensor: SampledTensor) -> torch.Tensor | None:

@@ -14,10 +14,12 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_turns import Server, ask
 
-from kcap.capture.session import Session
+from kcap.capture.session import SESSION_VARIABLE, Session
 from kcap.capture.turns import log, relay
 from kcap.capture.turns.exchange import CHAT, Exchange
+from kcap.capture.turns.middleware import TurnRecorder
 from kcap.capture.turns.relay import ExchangeSender, packed, read_packed, turns_received
 from kcap.errors import KcapError
 
@@ -113,7 +115,7 @@ def test_a_reader_that_is_slow_holds_up_no_server(session: Session, monkeypatch:
         for _ in range(40):
             sender.add(exchange(1_000_000))
         assert time.perf_counter() - began < 0.9
-        sender._wait()
+        sender.close()
     assert len(went_on) == 40 and any(went_on) and not all(went_on)
 
 
@@ -132,12 +134,41 @@ def test_a_full_disk_ends_the_trace_and_is_said_once(session: Session, monkeypat
     assert said.count(b"No space left") == 1
 
 
-def test_nobody_to_take_it_is_said(session: Session) -> None:
-    sender = ExchangeSender(session)
-    with pytest.raises(OSError, match="takes no more"):
-        for _ in range(1_000):
-            sender.add(exchange())
-            time.sleep(0.01)
+def test_a_request_that_cannot_be_told_costs_its_own_turn(session: Session) -> None:
+    """JSON is read deeper than it is written."""
+    nested = b'{"messages": [{"role": "user", "content": ' + b"[" * 300 + b"]" * 300 + b"}]}"
+    with turns_received(session):
+        sender = ExchangeSender(session)
+        for body in (b"{}", nested, exchange().request):
+            sender.add(Exchange(CHAT, sent=1.0, ended=2.0, status=400, request=bytearray(body)))
+        sender.close()
+    assert [line["number"] for line in lines(session)] == [0, 1, 2]
+    assert "unread" in lines(session)[1] and "unread" not in lines(session)[2]
+    assert not notes(session)
+
+
+def test_a_server_goes_on_where_nobody_takes_its_turns(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the Recording says that they are missing."""
+    monkeypatch.setenv(SESSION_VARIABLE, str(session.file))
+    answer = (200, b"application/json", [b"{}"])
+    app = TurnRecorder(Server(*[answer] * 100))
+    for _ in range(100):
+        assert b"".join(ask(app, b"{}")) == b"{}"
+        time.sleep(0.01)
+    (said,) = notes(session)
+    assert b"takes no more" in said
+
+
+def test_a_server_and_kcap_record_together(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SESSION_VARIABLE, str(session.file))
+    answer = (200, b"application/json", [orjson.dumps({"id": "chat-1", "choices": []})])
+    with turns_received(session):
+        app = TurnRecorder(Server(*[answer] * 3))
+        for _ in range(3):
+            ask(app, bytes(exchange().request))
+        assert app._log is not None
+        app._log.close()
+    assert [(line["status"], line["id"]) for line in lines(session)] == [(200, "chat-1")] * 3
 
 
 def test_where_there_can_be_no_socket_is_said(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

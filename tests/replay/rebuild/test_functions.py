@@ -74,18 +74,43 @@ def test_a_copy_inside_an_engine_will_do() -> None:
     assert [parameter.name for parameter in resolved.operator.schema.arguments if parameter.alias_info] == ["d"]
 
 
-@pytest.mark.parametrize(
-    "operator, reason",
-    [
-        ("flashinfer::download", "no function that can be called"),
-        ("flashinfer::norm.rmsnorm", "no function that can be called"),
-        ("flashinfer::BatchDecodeWithPagedKVCacheWrapper.run", "no function that can be called"),
-        ("flashinfer::rmsnorm", "has no function rmsnorm"),
-    ],
+WRAPPERS = (
+    "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchPrefillWithPagedKVCacheWrapper",
+    "BatchPrefillWithRaggedKVCacheWrapper",
+    "BatchMLAPagedAttentionWrapper",
 )
-def test_nothing_else_can_be_named(operator: str, reason: str) -> None:
-    with pytest.raises(Skip, match=reason):
-        operators.resolve_function(call(operator, x=1))
+
+
+@pytest.mark.parametrize("name", ["download", "norm.rmsnorm", "BatchDecodeWithPagedKVCacheWrapper.run", *WRAPPERS])
+def test_nothing_else_can_be_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper compiles what it is made with."""
+
+    class Wrapper:
+        def __init__(self, **arguments: object) -> None:
+            raise AssertionError("it was made")
+
+    vars(sys.modules["flashinfer"])[name] = Wrapper
+    with pytest.raises(Skip):
+        Rebuilder("cpu", "cpu", None).resolve(call(f"flashinfer::{name}", x=1), None)
+
+
+def test_a_class_in_place_of_a_function_is_none() -> None:
+    vars(sys.modules["flashinfer"])["rmsnorm"] = dict
+    with pytest.raises(Skip, match="has no function rmsnorm"):
+        operators.resolve_function(call("flashinfer::rmsnorm", x=1))
+
+
+@pytest.mark.parametrize(
+    "operator, written",
+    [("flashinfer::fused_add_rmsnorm_quant", ["out", "residual"]), ("flashinfer::silu_and_mul", ["out"])],
+)
+def test_what_it_writes_is_known(operator: str, written: list[str]) -> None:
+    name = operator.removeprefix("flashinfer::")
+    vars(sys.modules["flashinfer"])[name] = print
+    resolved = operators.resolve_function(call(operator, out=None, input=None, residual=None, weight=None))
+    declared = [parameter.name for parameter in resolved.schema.arguments if parameter.alias_info]
+    assert declared == [name for name in ("out", "residual") if name in written]
 
 
 def test_without_the_library_it_is_said_what_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
