@@ -145,15 +145,16 @@ def derive_if_possible(recording: Recording) -> Derived | None:
 
 
 def rates_of(recording: Recording, measurements: Path | None) -> Rates:
-    """Those of the floors of `measurements` or, where these show none, of the device, if kcap replay measured it on
-    this machine; else typical ones."""
+    """Of the device, where kcap replay measured it on this machine, else by the floors of `measurements`; where these
+    do not tell, typical ones."""
     from kcap.schemas.results.measurement import read_measurements
 
+    if (rates := measured_rates(recording)) is not None:
+        return rates
     if measurements is not None:
-        source = f"by the floors in {measurements.name}"
-        if (rates := rates_of_floors(read_measurements(measurements), source)) is not None:
-            return rates
-    return measured_rates(recording) or typical_rates(recording)
+        source = f"by the floors in {measurements.name}, whose margin is in them"
+        rates = rates_of_floors(read_measurements(measurements), source)
+    return rates or typical_rates(recording)
 
 
 def gather_extras(

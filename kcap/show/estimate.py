@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,7 +35,7 @@ class Rates:
         return f"{self.memory_gb_s:,.0f} GB/s and {self.tflop_s:,.3g} TFLOP/s, {self.source}"
 
 
-ALMOST = 0.99
+ALMOST = 0.99  # of a rate: what a kernel has that is bound by it
 TYPICAL_GPU = Rates(3000, 700, "typical of a data-center GPU")
 TYPICAL_CPU = Rates(50, 1, "typical of a CPU")
 
@@ -46,13 +47,23 @@ def typical_rates(recording: Recording) -> Rates:
 
 
 def rates_of_floors(measurements: Iterable[Measurement], source: str) -> Rates | None:
-    """The rates that the floors of `measurements` were reckoned with; None where no kernel is bound by arithmetic, or
-    none by memory. Of the latter only those that move most count: what a cache holds moves faster.
+    """The rates that the floors of `measurements` were reckoned with, of the dtype that most FLOPs are of; None where
+    no kernel is bound by arithmetic, or none by memory. Of the latter only those that move most count: what a cache
+    holds moves faster. A floor's margin is in them.
     """
-    shown = [
-        (one.work.moved, one.work.moved / one.roofline.us / 1e3, one.work.flops / one.roofline.us / 1e6)
+    worked = [
+        (one.work, one.roofline.us)
         for one in measurements
         if one.work is not None and one.roofline is not None and one.roofline.us
+    ]
+    flops = Counter[str]()
+    for work, _ in worked:
+        flops[work.dtype] += work.flops
+    usual = max(flops, key=lambda dtype: flops[dtype], default="")
+    shown = [
+        (work.moved, work.moved / us / 1e3, work.flops / us / 1e6)
+        for work, us in worked
+        if work.dtype == usual or not work.flops
     ]
     most, peak = (max((row[column] for row in shown), default=0.0) for column in (0, 2))
     large = [(gb_s, tflop_s) for moved, gb_s, tflop_s in shown if moved >= most / 2]

@@ -5,7 +5,7 @@ A step's span is from the start of its first kernel to the end of its last; for 
 A collective's kernel lasts from the arrival of its own rank on. Where all ranks of a group profiled a step, the one
 that came last waited for nobody: the shortest of their times is the transfer, and the rest of each is its wait. In the
 first collective of a step all ranks may wait, for a link that had nothing to do: 90 to 180 us on two H200s, where the
-others of the same Call took 4. So no transfer lasts longer than is usual of its Call's in a step.
+others of the same Call took 4. So a transfer of over twice the median of its Call's in a step counts as that median.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from kcap.schemas.recording.recording import GraphUse, Phase, Recording
 from kcap.schemas.results import coverage
 from kcap.schemas.results.coverage import KernelTime, StepCoverage
 
-FEW = 3  # invocations in a step, of which one can be told to be unusual
+FEW = 3  # invocations of a Call in a step, of which one can be told to be unusual
+UNUSUAL = 2.0  # times the median
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,9 @@ def waits_for_peers(recording: Recording, steps: Sequence[StepCoverage]) -> list
             for of_ranks in ran:
                 transfer = min(kernel.us for *_, kernel in of_ranks)
                 for number, index, kernel in of_ranks:
-                    waits[number][index] = kernel.us - min(transfer, usual[kernel.call])
+                    waits[number][index] = kernel.us - (
+                        transfer if transfer <= UNUSUAL * usual[kernel.call] else usual[kernel.call]
+                    )
     return waits
 
 

@@ -15,13 +15,13 @@ from kcap.show.estimate import Rates, rates_of_floors
 
 MB = 1 << 20
 LEVELS = [BandwidthLevel(size=size, gb_s=gb_s) for size, gb_s in ((0, 20_000), (25 * MB, 8_000), (100 * MB, 4_000))]
-CEILINGS = Ceilings(device="cuda", cache_bytes=50 * MB, levels=LEVELS, tflop_s={"bfloat16": 800})
+CEILINGS = Ceilings(device="cuda", cache_bytes=50 * MB, levels=LEVELS, tflop_s={"bfloat16": 800, "float8_e4m3fn": 1600})
 
 
-def measured(moved: int, flops: int) -> Measurement:
-    us = floor_us(Cost(moved, moved, flops, "bfloat16"), CEILINGS, "cold")
+def measured(moved: int, flops: int, dtype: str = "bfloat16") -> Measurement:
+    us = floor_us(Cost(moved, moved, flops, dtype), CEILINGS, "cold")
     roofline = Roofline(us=us, times=2, gb_s=1, tflop_s=1)
-    work = LeastWork(moved=moved, read=moved, fresh=moved, flops=flops, dtype="bfloat16")
+    work = LeastWork(moved=moved, read=moved, fresh=moved, flops=flops, dtype=dtype)
     return Measurement(call=0, operator="aten::mm", args=[], median_us=2 * us, work=work, roofline=roofline)
 
 
@@ -46,6 +46,13 @@ def test_they_are_those_that_the_floors_were_reckoned_with(others: list[tuple[in
 def test_the_rates_of_a_gpu(llama_in_two_engines: Path) -> None:
     found = rates_of_floors(read_measurements(llama_in_two_engines / "vllm.measurements.jsonl"), "by floors")
     assert found is not None and (round(found.memory_gb_s), round(found.tflop_s)) == (5376, 990)
+
+
+def test_arithmetic_is_that_of_the_dtype_of_most_flops() -> None:
+    products = [measured(*BY_MEMORY), measured(*BY_ARITHMETIC), measured(*BY_ARITHMETIC)]
+    plain = rates_of_floors(products, "by floors")
+    assert plain is not None
+    assert rates_of_floors([*products, measured(600 * MB, 10**13, "float8_e4m3fn")], "by floors") == plain
 
 
 def test_floors_of_one_kind_show_no_roof() -> None:

@@ -137,6 +137,8 @@ def test_what_both_ranks_wait_in_the_first_collective_of_a_step_is_no_transfer(t
     ranks = [[reduced(call, us, 200.0 * place) for place, us in enumerate((97, 4, 5))] for call in (3, 4)]
     kind = of_two_ranks(tmp_path / "three", *(on_rank(rank, *kernels) for rank, kernels in enumerate(ranks)))
     assert [dict(waits) for waits in kind.waits] == [{0: 92, 1: 0, 2: 0}] * 2 and kind.by_call[3].us == 14
+    uneven = [reduced(3, us, 200.0 * place) for place, us in enumerate((9, 4, 6, 8, 5))]
+    assert of_two_ranks(tmp_path / "uneven", on_rank(0, *uneven), on_rank(1, *uneven)).waited_us == 0
     fewer = of_two_ranks(tmp_path / "two", *(on_rank(rank, *kernels[:2]) for rank, kernels in enumerate(ranks)))
     assert fewer.waited_us == 0
 
