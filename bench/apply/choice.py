@@ -107,7 +107,7 @@ class _Choice:
         self._judged, self._times, self._wishes = judged, times, wishes
         problems = problems_of(open_contents(recording.path, allow_truncated=True), engine_forms=True)
         assert problems.derived is not None  # of a Recording
-        self._formless = problems.derived.formless
+        self._why_no_form = problems.derived.why_no_form
         self._engine_forms = {
             use.call.id: kernel.definition.name for kernel in problems.derived.engine_forms for use in kernel.uses
         }
@@ -166,7 +166,7 @@ class _Choice:
         try:
             views = views_of(kernel.definition, use)
         except NoView as error:
-            return self._why_no_view(use.call, error)
+            return self._why_no_view(kernel.definition.name, use.call, error)
         return Replacement(
             call=use.call,
             seam=seam,
@@ -183,10 +183,10 @@ class _Choice:
             solution_us=solution_us,
         )
 
-    def _why_no_view(self, call: Call, error: NoView) -> str:
-        if form := self._engine_forms.get(call.id):
+    def _why_no_view(self, definition: str, call: Call, error: NoView) -> str:
+        if (form := self._engine_forms.get(call.id)) not in (None, definition):
             return f"{error}: {form} takes what the engine passes"
-        return self._formless.get(call.id) or str(error)
+        return self._why_no_form.get(call.id) or str(error)
 
     def _engine_us(self, call: Call) -> Mapping[str, float]:
         return self._times[call.id].us if call.id in self._times else {}

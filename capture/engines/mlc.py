@@ -6,7 +6,7 @@ from them and not from the function's name. Where there is no cache, each call o
 `other`. The window opens when the first VM is made; until then the process is PyTorch's, as of any program that imports
 TVM for something else.
 
-Tried with apache-tvm 0.27 on a CPU: its VM, loader and paged cache, without MLC-LLM's own engine, which no package
+Tried with apache-tvm 0.27, on a GPU too: its VM, loader and paged cache, without MLC-LLM's own engine, which no package
 index has. In workers of tensor parallelism kernels are hooked as TVM's source has it; that was not tried.
 """
 

@@ -114,7 +114,7 @@ def _cells(found: Gains, row: Gain) -> list[str]:
     most = [f"{found.most(row, phase):.1%}" if row.count[phase] and row.seams else "" for phase in found.phases]
     share = f"{found.share(row, 'all'):.1%}" if found.total_us else ""
     seam = ", ".join(sorted(row.seams)) or "none"
-    name = row.name if row.seams or not row.closed else f"{row.name} ({row.closed})"
+    name = row.name if row.seams or not row.why_no_seam else f"{row.name} ({row.why_no_seam})"
     return [f"{row.count['all']:,}", share, "?" if over is None else f"{over:.2f}", *most, seam, name]
 
 

@@ -59,15 +59,15 @@ NO_TIME = CallTime({}, None)
 class Gain:
     """A Definition's kernels, or an operator's that has none. Microseconds of all invocations, by phase.
 
-    `floor_us`: at the floor, at most what they take; `unknown_us`: of those whose floor is not known. `closed`: why
-    none can be replaced though its operator could be.
+    `floor_us`: at the floor, at most what they take; `unknown_us`: of those whose floor is not known.
+    `why_no_seam`: why none can be replaced though its operator could be.
     """
 
     name: str
     family: str | None
     has_definition: bool
     seams: set[Seam] = field(default_factory=set)
-    closed: str = ""
+    why_no_seam: str = ""
     count: Counter[str] = field(default_factory=Counter)
     engine_us: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     floor_us: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -124,7 +124,7 @@ class Gains:
             "family": row.family,
             "definition": row.has_definition,
             "seams": sorted(row.seams),
-            "closed": "" if row.seams else row.closed,
+            "why_no_seam": "" if row.seams else row.why_no_seam,
             "times_floor": row.times_floor,
             "unknown_us": row.unknown_us,
             "phases": {
@@ -154,9 +154,9 @@ def gains(recording: Recording, times: Mapping[int, CallTime], source: str, deri
     for call in recording.kernels():
         name, family, defined = groups.get(call.id, (call.operator, None, False))
         row = rows.setdefault(name, Gain(name, family, defined))
-        if (seam := seam_of(call)) is not None and call.id not in derived.formless:
+        if (seam := seam_of(call)) is not None and call.id not in derived.why_no_form:
             row.seams.add(seam)
-        row.closed = derived.formless.get(call.id, row.closed)
+        row.why_no_seam = derived.why_no_form.get(call.id, row.why_no_seam)
         time = times.get(call.id, NO_TIME)
         for count in call.counts:
             row.count.update({count.phase: count.count, ALL_PHASES: count.count})

@@ -29,7 +29,7 @@ class Derived:
     `refused`: Calls (by id) that no Definition can hold, with the reason; `refused_families`: of these those whose
     family is known. `covered`: Calls inside a region that has a Definition, with its family; they have none of their
     own. `engine_forms`: of Calls in `kernels` whose inputs are computed from the engine's arguments, the Definitions
-    that take these as they are; `formless`: why a Call (by id) has none.
+    that take these as they are; `why_no_form`: why a Call (by id) has none.
     """
 
     kernels: list[DerivedDefinition]
@@ -37,7 +37,7 @@ class Derived:
     covered: dict[int, str] = field(default_factory=dict)
     refused_families: dict[int, str] = field(default_factory=dict)
     engine_forms: list[DerivedDefinition] = field(default_factory=list)
-    formless: dict[int, str] = field(default_factory=dict)
+    why_no_form: dict[int, str] = field(default_factory=dict)
 
     @property
     def definitions(self) -> list[DerivedDefinition]:
@@ -75,13 +75,13 @@ def derive(recording: Recording) -> Derived:
 @dataclass(frozen=True)
 class FamilyMatches:
     """`kernels`: Definitions of families. `covered`: kernels (by id) inside a region that has one, with its operator;
-    `rest`: all other kernels that do work. `engine_forms`, `formless`: as in Derived."""
+    `rest`: all other kernels that do work. `engine_forms`, `why_no_form`: as in Derived."""
 
     kernels: list[DerivedDefinition]
     covered: dict[int, str]
     rest: list[Call]
     engine_forms: list[DerivedDefinition]
-    formless: dict[int, str]
+    why_no_form: dict[int, str]
 
 
 def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording | None = None) -> Derived:
@@ -93,7 +93,7 @@ def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording
     undefined = (call for call in matches.rest if call.id in refused)
     refused_families = {call.id: family for call in undefined if (family := family_of_work(call, recording))}
     forms = _with_names(matches.engine_forms, metadata)
-    return Derived(_by_total(kernels), refused, families, refused_families, _by_total(forms), matches.formless)
+    return Derived(_by_total(kernels), refused, families, refused_families, _by_total(forms), matches.why_no_form)
 
 
 def _by_total(kernels: list[DerivedDefinition]) -> list[DerivedDefinition]:
@@ -113,13 +113,13 @@ def match_families(calls: Iterable[Call], recording: Recording | None = None) ->
         for call, kernel in exported
         if isinstance(kernel.engine_form, KernelInstance)
     ]
-    formless = {call.id: kernel.engine_form for call, kernel in exported if isinstance(kernel.engine_form, str)}
+    why_no_form = {call.id: kernel.engine_form for call, kernel in exported if isinstance(kernel.engine_form, str)}
     return FamilyMatches(
         _kernels_of_families(exported, bind_family),
         covered,
         rest,
         _kernels_of_families(forms, bind_engine_form),
-        formless,
+        why_no_form,
     )
 
 

@@ -171,13 +171,16 @@ class GainPhase(Output):
 
 
 class GainRow(Output):
-    """A Definition, else a family, else an operator. `closed`: why there is no seam, where the operator has one."""
+    """A Definition, else a family, else an operator.
+
+    `why_no_seam`: why there is no seam, where the operator has one.
+    """
 
     name: str
     family: str | None
     definition: bool
     seams: list[Seam]
-    closed: str
+    why_no_seam: str
     times_floor: float | None
     unknown_us: float
     phases: dict[str, GainPhase]

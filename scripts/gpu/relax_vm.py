@@ -157,7 +157,7 @@ def of_recording(recording: Recording, decodes: int, late: int, profiled: int) -
         yield Check(f"{kind} of decode steps", found, ran[kind] == number)
     captured = {"products": 4 * LAYERS - 1, "norms": 2 * LAYERS}  # others read the embeddings, or write the logits
     for kind, each in captured.items():
-        number = each * (launches and sum(launches) // GRAPHS)
+        number = each * (sum(launches) // GRAPHS)
         yield Check(f"{kind} in graphs", f"{in_graphs[kind]}, by launches {number}", in_graphs[kind] == number > 0)
 
 

@@ -163,7 +163,7 @@ def test_attention_that_cannot_be_replaced_says_why(
     words = ("gain", llama_on_h100 / "model.kcap", "--measurements", llama_on_h100 / "measurements.jsonl")
     rows = {row["name"]: row for row in json.loads(kcap(*words, "--json").out)["rows"] if "gqa" in row["name"]}
     decode, prefill = rows["gqa_table_decode_h32_kv8_d128_ps16"], rows["gqa_paged_prefill_causal_h32_kv8_d128_ps16"]
-    assert (decode["seams"], decode["closed"], decode["definition"]) == (["operator"], "", True)
-    assert (prefill["seams"], prefill["closed"]) == ([], "prefill: hardly a batch has the sizes of another")
+    assert (decode["seams"], decode["why_no_seam"], decode["definition"]) == (["operator"], "", True)
+    assert (prefill["seams"], prefill["why_no_seam"]) == ([], "prefill: hardly a batch has the sizes of another")
     assert all(phase["most"] == 0.0 for phase in prefill["phases"].values())
-    assert f"{prefill['name']} ({prefill['closed']})" in kcap(*words, "--top", 99).out
+    assert f"{prefill['name']} ({prefill['why_no_seam']})" in kcap(*words, "--top", 99).out

@@ -128,7 +128,7 @@ struct Capture {
   std::vector<GraphSample> samples;
   std::vector<NodeRange> nodes;  // one for each call of the graph; empty unless they are asked for
   std::vector<GraphNode> graph_nodes;  // all, in the order in which they were added; likewise
-  void* stream;  // that captures; nullptr: torch's current one
+  void* stream;  // the one that captures; nullptr: torch's current one
 };
 
 struct Thread {

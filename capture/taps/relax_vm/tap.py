@@ -309,12 +309,14 @@ class RelaxVM:
             body = functools.partial(invoke, vm, function, *inner)
             if next(passes) == 0 or not self.on:
                 return body()
-            graph = self._captured[key] = Graph(function)
+            graph = Graph(function)
             self._set_capturing(True)
             try:
-                return self._graphs.capture(graph, self._stream(inner) or 0, body)
+                result = self._graphs.capture(graph, self._stream(inner) or 0, body)
             finally:
                 self._set_capturing(False)
+            self._captured[key] = graph
+            return result
 
         graph = self._captured.get(key)
         if graph is not None and self.holding:
@@ -325,7 +327,7 @@ class RelaxVM:
 
     @contained
     def _stream(self, args: tuple[Any, ...]) -> int:
-        """That captures what is called with these; 0: not known."""
+        """The stream on which these arguments are captured; 0 if unknown."""
         import tvm_ffi
 
         devices = (arg.device for arg in args if isinstance(arg, tvm_ffi.Tensor))

@@ -63,24 +63,29 @@ struct Memory {
   ~Memory() { if (base) cuda->release(base); }
 };
 
-// Host memory that the GPU copies to many times as fast as to other; made when it is first needed.
+// Host memory that the GPU copies to many times as fast as to other, where it may be had; made when it is first needed.
 class Staging {
  public:
   static constexpr size_t SIZE = 32 << 20;
   explicit Staging(const Runtime& cuda) : cuda_(cuda) {}
   Staging(const Staging&) = delete;
-  ~Staging() { if (base_) cuda_.release_pinned(base_); }
+  ~Staging() { if (pinned_) cuda_.release_pinned(pinned_); }
 
   const uint8_t* read(const uint8_t* from, size_t size) {
-    if (!base_) cuda_.check(cuda_.allocate_pinned(reinterpret_cast<void**>(&base_), SIZE), "no pinned memory");
-    cuda_.check(cuda_.copy(base_, from, size, TO_HOST, nullptr), "copying inputs back");
+    if (!pinned_ && plain_.empty() && cuda_.allocate_pinned(reinterpret_cast<void**>(&pinned_), SIZE)) {
+      pinned_ = nullptr, plain_.resize(SIZE);
+      cuda_.forget_error();
+    }
+    uint8_t* to = pinned_ ? pinned_ : plain_.data();
+    cuda_.check(cuda_.copy(to, from, size, TO_HOST, nullptr), "copying inputs back");
     cuda_.check(cuda_.wait(), "copying inputs back");
-    return base_;
+    return to;
   }
 
  private:
   const Runtime& cuda_;
-  uint8_t* base_ = nullptr;
+  uint8_t* pinned_ = nullptr;
+  std::vector<uint8_t> plain_;
 };
 
 class Cuda : public Place {

@@ -36,7 +36,7 @@ def use_dense_pages(bound: BoundCall, table: str, lengths: str, page_size: int, 
 
 
 def use_dense_slots(bound: BoundCall, starts: str, slots: str, caches: tuple[str, ...]) -> None:
-    """The same of a list of slots, which `starts` says the end of, as FlashInfer names its pages."""
+    """Likewise for a list of slots, as long as the last entry of `starts`."""
     ends, recorded = bound.content(starts), bound.content(slots)
     if ends is None or recorded is None:
         raise Skip(f"no Sample holds its '{slots}'")
