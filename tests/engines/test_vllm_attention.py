@@ -33,7 +33,6 @@ def run(q, k_cache, v_cache, block_table, seq_lens, sm_scale, output):
     )
     output.copy_(attended[:, :, 0].masked_fill(seq_lens[:, None, None] == 0, 0.0))
 """
-WRONG = f"{ATTENTION}    output[1, 2].neg_()\n"
 LAYERS, OUTPUT = 2, 40
 # float32: what has bfloat16 lies in tiles for AMX
 ENGINE = [
@@ -45,12 +44,12 @@ ENGINE = [
 
 @pytest.fixture(scope="module")
 def kcap(environment: dict[str, str]) -> Callable[..., str]:
-    """`kcap(words…, code=0)`: what it prints."""
+    """`kcap(words…)`: what it prints."""
 
-    def run(*words: object, code: int = 0) -> str:
+    def run(*words: object) -> str:
         command = [sys.executable, "-m", "kcap", *map(str, words)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-        assert done.returncode == code, done.stderr
+        assert done.returncode == 0, done.stderr
         return done.stdout
 
     return run
@@ -68,8 +67,7 @@ def test_a_judged_solution_runs_in_the_place_of_attention(kcap: Callable[..., st
     whole = read_plan(plan)  # a request that began before the others ends before them: not all have four sequences
     one = max(whole.replacements, key=lambda one: one.call.total)
     assert (one.definition, one.call.operator) == (NAME, "_C::cpu_attention_with_kv_cache")
-    right = whole.only([one])
-    plan.write_bytes(plan_bytes(right))
+    plan.write_bytes(plan_bytes(whole.only([one])))
 
     found = json.loads(kcap("ab", "--plan", plan, *ENGINE, "--pairs", 1, "--json"))
     assert found["problems"] == []
@@ -79,16 +77,3 @@ def test_a_judged_solution_runs_in_the_place_of_attention(kcap: Callable[..., st
     (engaged,) = found["engagement"][0]["replacements"]
     assert (engaged["off"], engaged["checked"]) == ("", 2)
     assert engaged["eager"] == LAYERS * engaged["steps"] > 0
-
-    (solution,) = right.solutions.values()
-    (source,) = solution.sources
-    spoilt = solution.model_copy(update={"sources": [source.model_copy(update={"content": WRONG})]})
-    wrong = right.model_copy(
-        update={
-            "solutions": {spoilt.sha256: spoilt},
-            "replacements": [one.model_copy(update={"solution": spoilt.sha256})],
-        }
-    )
-    (tmp_path / "wrong.json").write_bytes(plan_bytes(wrong))
-    told = kcap("run", "--plan", tmp_path / "wrong.json", "--no-trial", *ENGINE, code=1)
-    assert "was taken out: its output 0 is off by" in told
