@@ -21,7 +21,9 @@ from kcap.bench.apply.trial import _try
 from kcap.bench.apply.views import NoView, views_of
 from kcap.replay.rebuild.operators import resolve_operator
 from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.schemas.derive import invocation
 from kcap.schemas.derive.derive import derive
+from kcap.schemas.derive.generic import pattern
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.values import TensorSpec
@@ -82,10 +84,17 @@ def operators() -> Iterator[None]:
     library.impl("fwd", flash, "CPU")
     library.define(SCHEDULE)
     library.impl("get_scheduler_metadata", lambda *given: torch.zeros(49, dtype=torch.int32), "CPU")
-    resolve_operator.cache_clear()
+    forget_operators()
     yield
     library._destroy()
-    resolve_operator.cache_clear()
+    forget_operators()
+
+
+def forget_operators() -> None:
+    """What is kept of torch's table, for the tests of other files."""
+    for kept in (resolve_operator, pattern._registered, pattern.registered_operator, pattern.functional_variant):
+        kept.cache_clear()
+    invocation._schema.cache_clear()
 
 
 @pytest.fixture(scope="module")
