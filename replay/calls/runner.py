@@ -88,7 +88,8 @@ class Runner:
         timing = replace(timing, notes=[*timing.notes, *operator.notes])
         fields = timing_fields(timing, resolved.input_bytes, touched, device, clocks)
         if cost is None and call.launch is not None and self.rebuilder.recording is not None:
-            cost = cost_of_fused(call, self.rebuilder.recording)
+            fused = cost_of_fused(call, self.rebuilder.recording)
+            cost = fused and fused.within(resolved.input_bytes)
         return {**fields, "work": least_work(cost, resolved.input_bytes - rotation.rotating)}
 
     def _time_together(
