@@ -71,6 +71,7 @@ def test_what_an_operator_writes_is_restored_before_it_decays() -> None:
         lowest.append(float(tensor[0]))
 
     saved = InputSnapshot.of(inputs, [("cpu", 0)])
+
     def timed() -> Timing:
         return time_host(halve, inputs, lambda: saved.restore([inputs]), Budget(0.01, 0.05), MAX_LOOP_IN_PLACE)
 
