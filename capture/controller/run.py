@@ -114,8 +114,9 @@ def run_to_end(command: list[str], session: Session, at: RunControl, log: Path |
             time.sleep(POLL)
         ended = child.status
         at.progress.log = None  # its last line says nothing of what follows
-        asked = at.ending_text() if ended is None else ""
+        asked = ""
         if ended is None:
+            asked = at.ending_text()
             at.attend(Phase(f"{at.ending.name}: ending {'the command' if session.command else 'the engine'}"))
         end_child(child, at)
     if ended is not None:

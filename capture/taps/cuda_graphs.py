@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -87,19 +88,23 @@ class CudaGraphs:
 
     def _capture_end(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
         nodes = self._count_nodes() or 0
-        try:
+        with self._abandoned_on_failure():
             result = original(graph, *args, **kwargs)
-        except BaseException:
-            self._abandon()
-            self._let_go()
-            raise
         self._ended(graph, nodes)
         self._let_go()
         return result
 
+    @contextmanager
+    def _abandoned_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._abandon()
+            self._let_go()
+            raise
+
     def _replay(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._host.open:
-            self._replaying(graph)
+        self.launch(graph)
         return original(graph, *args, **kwargs)
 
     def _hand_out(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
@@ -111,13 +116,9 @@ class CudaGraphs:
     def capture(self, graph: Any, stream: int, run: Callable[[], Any]) -> Any:
         """What `run` calls on this thread is `graph`'s, which is being captured on `stream` (0: not known)."""
         self._began(graph, stream)
-        try:
+        with self._abandoned_on_failure():
             result = run()
             nodes = self._count_nodes() or 0
-        except BaseException:
-            self._abandon()
-            self._let_go()
-            raise
         self._ended(graph, nodes)
         self._let_go()
         return result

@@ -24,17 +24,15 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import counts
 import outputs
 import sglang_counts
-from counts import Check
+from counts import Check, end_with
 from fidelity import QUICK
-from marks import mark
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA, QWEN, MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
@@ -234,14 +232,6 @@ def tried(name: str, part: Callable[[], list[Check]], until: float) -> list[Chec
     except Exception as error:  # whatever fails in one part, the others go on
         traceback.print_exc()
         return [Check(name, f"{type(error).__name__}: {error}", False)]
-
-
-def end_with(rows: Sequence[Check]) -> NoReturn:
-    """Print the table, and exit with 1 unless each row passed."""
-    width = max(len(row.what) for row in rows)
-    for row in rows:
-        print(f"{mark(row.passed)}  {row.what:<{width}}  {row.found}")
-    sys.exit(0 if all(row.passed for row in rows) else 1)
 
 
 def main() -> None:

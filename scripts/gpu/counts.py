@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 from marks import mark
 
@@ -34,6 +36,14 @@ class Check:
     what: str
     found: str
     passed: bool
+
+
+def end_with(rows: Sequence[Check], separator: str = "  ") -> NoReturn:
+    """Print the table, and exit with 1 unless each row passed. `separator`: before what was found."""
+    width = max(len(row.what) for row in rows)
+    for row in rows:
+        print(f"{mark(row.passed)}  {row.what:<{width}}{separator}{row.found}")
+    sys.exit(0 if all(row.passed for row in rows) else 1)
 
 
 def base(call: Call) -> str:

@@ -23,8 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from counts import Check
-from marks import mark
+from counts import Check, end_with
 
 import kcap
 from kcap.capture.window.profiled import TOKENS
@@ -148,10 +147,7 @@ def main() -> None:
     layers = QUICK if args.quick else None
     batches = sorted({*(args.batch or PROMPTS)})
     rows = [row for mode in args.mode or MODES for row in part(mode, batches, args.output, layers, until)]
-    width = max(len(row.what) for row in rows)
-    for row in rows:
-        print(f"{mark(row.passed)}  {row.what:<{width}}: {row.found}")
-    sys.exit(0 if all(row.passed for row in rows) else 1)
+    end_with(rows, separator=": ")
 
 
 if __name__ == "__main__":

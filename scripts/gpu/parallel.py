@@ -42,8 +42,8 @@ from typing import Any
 
 import torch
 from apply import chosen, examples_of, references_of
-from check import end_with, ended, median, run, tried
-from counts import LEAST_SHARE, Check
+from check import ended, median, run, tried
+from counts import LEAST_SHARE, Check, end_with
 
 import kcap
 from kcap.errors import DONE, PARTIAL

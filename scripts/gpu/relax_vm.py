@@ -29,9 +29,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from counts import Check
+from counts import Check, end_with
 from fidelity import run, said
-from marks import mark
 
 import kcap
 from kcap.capture.window.profiled import MOST_STEPS
@@ -205,10 +204,7 @@ def main() -> None:
         runs.program("build")
     stages = (runs.outputs, runs.counts, runs.coverage, runs.replay, runs.fidelity, runs.export)
     rows = [row for checks in stages for row in stage(checks.__name__, checks)]
-    width = max(len(row.what) for row in rows)
-    for row in rows:
-        print(f"{mark(row.passed)}  {row.what:<{width}}: {row.found}")
-    sys.exit(0 if all(row.passed for row in rows) else 1)
+    end_with(rows, separator=": ")
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from counts import Check
+from counts import Check, end_with
 from fidelity import run
-from marks import mark
 
 import kcap
 from kcap.errors import DONE, PARTIAL
@@ -163,10 +162,7 @@ def main() -> None:
             rows.extend(stage(args.output, until))
         except Exception as error:  # the others go on
             rows.append(Check(stage.__name__, f"{type(error).__name__}: {error}"[:300], False))
-    width = max(len(row.what) for row in rows)
-    for row in rows:
-        print(f"{mark(row.passed)}  {row.what:<{width}}: {row.found}")
-    sys.exit(0 if all(row.passed for row in rows) else 1)
+    end_with(rows, separator=": ")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from handmade import Values, call, tensor
 
 from kcap.replay.datasets.inputs import make_inputs
 from kcap.replay.rebuild.rebuild import Rebuilder
-from kcap.replay.roofline.cost import cost_of_call, cost_of_workload, sweeps_all
+from kcap.replay.roofline.cost import cost_of_call, cost_of_workload
+from kcap.replay.roofline.sweeps import sweeps_all
 from kcap.schemas.derive.cost import Cost, cost_of_instance, distinct_bytes
 from kcap.schemas.derive.families import recognize
 from kcap.schemas.derive.invocation import Invocation
