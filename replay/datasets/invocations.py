@@ -109,6 +109,7 @@ class InvocationDraws:
         self._given = read_given(definition, workload, dataset)
         self._pools: dict[tuple[str, torch.device], torch.Tensor] = {}
         self._on_device: dict[int, torch.Tensor] = {}  # of a GPU: what a Workload gives, by its place
+        self._stacked: dict[str, torch.Tensor] = {}  # on a GPU, by input: what rules made for a seed
         self._seed, self._variants = -1, dict[int, dict[str, torch.Tensor]]()
 
     @property
@@ -162,17 +163,21 @@ class InvocationDraws:
         return self._on_device[index]
 
     def _fill_by_rule(self, place: torch.Tensor, name: str, seed: int, first: int) -> None:
-        numbers = range(first, first + len(place))
         if not place.is_cuda:
-            for offset, number in enumerate(numbers):
-                place[offset].copy_(self._variant(seed, number)[name])
+            for offset in range(len(place)):
+                place[offset].copy_(self._variant(seed, first + offset)[name])
             return
-        count = self._variant_count or MOST_VARIANTS  # copies of many are slower than what they are copied by
-        keys = [_stream(seed ^ self._secret ^ number, -1) % count for number in numbers]
-        used = sorted({*keys})
-        made = torch.stack([self._variant_of(seed, key)[name] for key in used]).to(place.device)
-        chosen = torch.tensor([used.index(key) for key in keys], device=place.device)
-        torch.index_select(made, 0, chosen, out=place) if place.is_contiguous() else place.copy_(made[chosen])
+        chosen = place.new_empty((len(place), 1), dtype=torch.int64)
+        count = self._variant_count or MOST_VARIANTS  # more would take longer than what they are made for
+        device_draws.fill_integers(chosen, 0, count - 1, _stream(seed ^ self._secret, -1), first)
+        place.copy_(self._variants_on_device(seed, name, count, place.device)[chosen.view(-1)])
+
+    def _variants_on_device(self, seed: int, name: str, count: int, device: torch.device) -> torch.Tensor:
+        """[variants, *shape of the input]."""
+        made = [self._variant_of(seed, key) for key in range(count)]
+        if name not in self._stacked:
+            self._stacked[name] = torch.stack([variant[name] for variant in made]).to(device)
+        return self._stacked[name]
 
     def _fill_floats(self, place: torch.Tensor, dtype: str, stream: int, first: int) -> None:
         size = place[0].numel()
@@ -229,6 +234,7 @@ class InvocationDraws:
         if self._seed != seed:
             self._seed = seed
             self._variants.clear()
+            self._stacked.clear()
         if key not in self._variants:
             self._variants[key] = self._made_by_rules(_stream(seed ^ self._secret, key) >> 1)
         return self._variants[key]
