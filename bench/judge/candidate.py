@@ -20,8 +20,8 @@ import torch
 
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.candidate_process import CandidateOrder
+from kcap.bench.judge.driver.gpu_memory import GpuMemory, MappedMemory
 from kcap.bench.judge.driver.protocol import Report
-from kcap.bench.judge.gpu_memory import GpuMemory, MappedMemory
 from kcap.bench.judge.input_pool import SEALS, Arena, ArenaMemory, InputPool, SetLayout
 from kcap.bench.judge.messages import BuildReport, Started, StartRequest
 from kcap.bench.judge.process import Done, ForkServer, Limits, NotBuilt, Process, ProcessEnded, Stirred, remove_folder

@@ -19,7 +19,7 @@ import torch
 from pydantic import ValidationError
 
 from kcap.bench.judge.driver.device import describe_device
-from kcap.bench.judge.gpu_memory import GpuMemory
+from kcap.bench.judge.driver.gpu_memory import GpuMemory
 from kcap.bench.judge.judge import Judge
 from kcap.bench.judge.messages import JudgeRequest, JudgeSession
 from kcap.bench.judge.process import ForkServer, ForkServerGone, Limits

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from kcap.bench.judge.gpu_memory import GpuMemory
+from kcap.bench.judge.driver.gpu_memory import GpuMemory
 from kcap.system import native_build
 
 
