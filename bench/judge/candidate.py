@@ -128,9 +128,8 @@ class Candidate(Process):
         count, compiling = len(numbers), not work.called
         captures = gpu is not None and self.graphs and count > 1 and not upcast
         if gpu or not upcast:  # else there is nothing to prepare
-            if gpu and captures and work.captured != count:  # it is called at first, on inputs that do not count
+            if captures and work.captured != count:  # it is called before, on inputs that do not count
                 work.arena.fill(fresh_seed(), range(count))
-                gpu.wait()
             prepared = self.ask(protocol.prepare_message(count, upcast), compiling=compiling).report
             if prepared.code == protocol.NO_GRAPH and self.graphs and gpu:
                 raise NoGraph(self, prepared.text)
@@ -139,7 +138,6 @@ class Candidate(Process):
             work.captured = count if captures else work.captured
         work.arena.fill(seed, numbers)
         if gpu:
-            gpu.wait()
             self._check_quiet(gpu)
         began = time.perf_counter_ns()
         done = self.ask(protocol.run_message(count, upcast), compiling=compiling)

@@ -166,9 +166,11 @@ class Arena:
             self._bytes[: len(numbers), at : at + result.bytes].fill_(0xFF)
         if isinstance(numbers, range):
             self.drawn.draws.fill(seed, numbers.start, self._inputs(slice(len(numbers))))
-            return
-        for place, number in enumerate(numbers):
-            self.drawn.draws.fill(seed, number, self._inputs(slice(place, place + 1)))
+        else:
+            for place, number in enumerate(numbers):
+                self.drawn.draws.fill(seed, number, self._inputs(slice(place, place + 1)))
+        if self._bytes.is_cuda:
+            torch.cuda.synchronize(self._bytes.device)
 
     def changed(self, place: int) -> str | None:
         """The name of an input in a set of the last run that is not what it was, and must be."""
