@@ -34,6 +34,7 @@ SETS_BYTES = 256 << 20  # of inputs and outputs of one run, on the CPU
 MOST_SETS = 8192
 FEW = 3  # invocations of a first run
 MOST_PIECES = 4096
+MOST_DISTURBED = 8  # runs, one after another
 NOWHERE = "its outputs are nowhere"
 RANDOM = secrets.SystemRandom()
 CPU_ALIGN, CUDA_ALIGN = 64, 512  # bytes: of torch's allocators
@@ -64,10 +65,11 @@ class OpenWorkload:
 
 @dataclass(frozen=True)
 class Ran(Done):
-    """`outputs`: of invocations of the run that were chosen at random when it stood still, by their place in it. On a
-    GPU the clock runs until the judge has copies of them.
+    """`seed`: of its inputs. `outputs`: of invocations of the run that were chosen at random when it stood still, by
+    their place in it. On a GPU the clock runs until the judge has copies of them.
     """
 
+    seed: int
     outputs: dict[int, list[torch.Tensor]] = field(default_factory=dict)
 
 
@@ -117,12 +119,27 @@ class Candidate(Process):
         assert self.workload is not None
         return max(min(SETS_BYTES // max(self.workload.drawn.bytes, 1), MOST_SETS), 1)
 
-    def run(self, seed: int, numbers: Sequence[int], upcast: int = 0, chosen: int = 0) -> Ran:
-        """The invocations `numbers` of `seed`; NoGraph if they cannot be captured.
+    def run(self, numbers: Sequence[int], seed: int | None = None, upcast: int = 0, chosen: int = 0) -> Ran:
+        """The invocations `numbers` of `seed`, or of a fresh one; NoGraph if they cannot be captured.
 
         Their inputs are there, and it is let run, only when the clock runs. `upcast`: floating ones are in float64.
-        `chosen`: how many invocations' outputs are wanted.
+        `chosen`: how many invocations' outputs are wanted. A run beside which anything else ran on the GPU is none, and
+        comes to nothing but another: Stirred, where only this process can be why; KcapError, where others use the GPU.
         """
+        gpu = self.limits.gpu_memory
+        for _ in range(MOST_DISTURBED):
+            ran = self._run(numbers, fresh_seed() if seed is None else seed, upcast, chosen)
+            if ran is not None:
+                return ran
+            if gpu and not gpu.soon_quiet():
+                break
+        self.end(keep=True)
+        if gpu and not gpu.soon_quiet():
+            raise KcapError(f"others use {gpu.device}: nothing can be judged beside them")
+        raise Stirred("the GPU goes on working for it when it has been stopped")
+
+    def _run(self, numbers: Sequence[int], seed: int, upcast: int, chosen: int) -> Ran | None:
+        """None, where anything else ran on the GPU."""
         work, gpu = self.workload, self.limits.gpu_memory
         assert work is not None
         count, compiling = len(numbers), not work.called
@@ -134,24 +151,25 @@ class Candidate(Process):
             if prepared.code == protocol.NO_GRAPH and self.graphs and gpu:
                 raise NoGraph(self, prepared.text)
             if prepared.code != protocol.FINE:
-                return Ran(prepared, 0)
+                return Ran(prepared, 0, seed)
             work.captured = count if captures else work.captured
         work.arena.fill(seed, numbers)
-        if gpu:
-            self._check_quiet(gpu)
+        if gpu and not gpu.quiet():
+            return None
         began = time.perf_counter_ns()
         done = self.ask(protocol.run_message(count, upcast), compiling=compiling)
         work.called = True
         if done.report.code != protocol.FINE:
-            return Ran(done.report, done.elapsed_ns)
+            return Ran(done.report, done.elapsed_ns, seed)
         places = RANDOM.sample(range(count), min(chosen, count))
         outputs = {place: self._outputs(place, upcast) for place in places}
         elapsed = done.elapsed_ns
         if gpu:
             gpu.wait()
             elapsed = max(elapsed, time.perf_counter_ns() - began)
-            self._check_quiet(gpu)
-        return Ran(done.report, elapsed, outputs)
+            if not gpu.quiet():
+                return None
+        return Ran(done.report, elapsed, seed, outputs)
 
     def nothing(self) -> int:
         """Nanoseconds of a run of no invocations: what the way there and back takes."""
@@ -246,15 +264,6 @@ class Candidate(Process):
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _check_quiet(self, gpu: GpuMemory) -> None:
-        """Stirred, where its kernels run while it stands still; KcapError, where others' do."""
-        if gpu.quiet():
-            return
-        self.end(keep=True)
-        if gpu.soon_quiet():
-            raise Stirred("the GPU went on working for it when it had been stopped")
-        raise KcapError(f"others use {gpu.device}: nothing can be judged beside them")
-
     def forget(self) -> None:
         work, self.workload = self.workload, None
         if work is not None:
@@ -262,7 +271,7 @@ class Candidate(Process):
 
     def _memory_of(self, size: int) -> ArenaMemory | MappedMemory:
         gpu = self.limits.gpu_memory
-        if self.arena_memory is None or self.arena_memory.size < size:
+        if gpu or self.arena_memory is None or self.arena_memory.size < size:  # on a GPU only the whole can be mapped
             self._close_memory()
             self.arena_memory = gpu.share(size) if gpu else ArenaMemory(max(size, 1))
         return self.arena_memory

@@ -266,7 +266,7 @@ def _outputs(reference: Candidate, seed: int, numbers: Sequence[int], upcast: in
         return [*_outputs(reference, seed, numbers[:most], upcast), *_outputs(reference, seed, numbers[most:], upcast)]
     try:
         places = range(len(numbers))
-        done = reference.run(seed, numbers, upcast, chosen=len(numbers))
+        done = reference.run(numbers, seed, upcast, chosen=len(numbers))
         report = done.report
         if report.code == protocol.FINE:
             report = reference.changed(places)

@@ -85,12 +85,11 @@ class Batches:
 
     def take(self) -> tuple[float, Batch]:
         """Run one batch: its mean time, and what of it is to be compared."""
-        seed = fresh_seed()
-        done = self.candidate.run(seed, range(self.count), chosen=CHOSEN)
+        done = self.candidate.run(range(self.count), chosen=CHOSEN)
         check_report(done.report, self.wrong)
         self.method = protocol.METHODS[done.report.method % len(protocol.METHODS)]
         self.samples_us.append(done.elapsed_ns / self.count / 1e3)
-        return self.samples_us[-1], Batch(seed, done.outputs)
+        return self.samples_us[-1], Batch(done.seed, done.outputs)
 
     @property
     def long_enough(self) -> bool:
@@ -151,7 +150,7 @@ def size_batches(
         """Of two runs, or the first if that is too short: it may be disturbed, or the first to touch memory."""
         seed, lasted = fresh_seed(), math.inf
         for _ in range(2):
-            done = candidate.run(seed, range(count))
+            done = candidate.run(range(count), seed)
             check_report(done.report, wrong)
             lasted = min(lasted, done.elapsed_ns)
             if lasted < enough:

@@ -8,7 +8,7 @@ import torch
 
 from kcap.bench.accuracy import SAME, Difference, Truth, describe_tolerances, worst_accuracy
 from kcap.bench.accuracy.wrong_elements import wrong_elements
-from kcap.bench.judge.candidate import FEW, Candidate, fresh_seed
+from kcap.bench.judge.candidate import FEW, Candidate
 from kcap.bench.judge.reference import ReferenceOracle, at_fault, comparisons_needed
 from kcap.bench.judge.timing import Batch, TimedPair, guess_count, size_batches, time_both
 from kcap.bench.judge.verdict import (
@@ -74,11 +74,10 @@ class Trial:
 
     def _before(self) -> None:
         """The first invocations, all of which are compared."""
-        seed = fresh_seed()
-        done = self.candidate.run(seed, range(FEW), chosen=FEW)
+        done = self.candidate.run(range(FEW), chosen=FEW)
         check_report(done.report)
         self.first_ns = done.elapsed_ns
-        compared = self._compare(Batch(seed, done.outputs))
+        compared = self._compare(Batch(done.seed, done.outputs))
         wrong = [reason for reason, _ in compared if reason]
         if wrong:
             hack = self.seen.constant and not wrong[0].endswith(NOT_FINITE)
@@ -98,10 +97,9 @@ class Trial:
     def _compare_more(self, count: int) -> None:
         """As many that a constant or a remembered answer fails, where there are few that are right."""
         while len(self.truths) < min(comparisons_needed(self.truths) or 0, MOST_COMPARED):
-            seed = fresh_seed()
-            done = self.candidate.run(seed, range(count), chosen=MOST_COMPARED - len(self.truths))
+            done = self.candidate.run(range(count), chosen=MOST_COMPARED - len(self.truths))
             check_report(done.report)
-            self._compare_timed(Batch(seed, done.outputs))
+            self._compare_timed(Batch(done.seed, done.outputs))
 
     def _compare(self, batch: Batch) -> list[tuple[str | None, str | None]]:
         """Of each chosen invocation: why its outputs are wrong, None where they are right; and how they show that it

@@ -29,10 +29,12 @@ def build_tensors() -> Path:
 
 
 class PlayedMemory(GpuMemory):
-    """`busy`: whether something runs there, for each time that is asked; the last for all further times."""
+    """`busy`: whether something runs there, each time that it is asked; the last for all further times. `others`: it is
+    never idle again.
+    """
 
     def __init__(self, library: Path) -> None:
-        self.busy = [False]
+        self.busy, self.others = [False], False
         super().__init__("cpu", str(library))
 
     def wait(self) -> None:
@@ -40,6 +42,9 @@ class PlayedMemory(GpuMemory):
 
     def quiet(self) -> bool:
         return not (self.busy.pop(0) if len(self.busy) > 1 else self.busy[0])
+
+    def soon_quiet(self) -> bool:
+        return not self.others
 
     def tensor_at(self, base: int, size: int) -> torch.Tensor:
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(base), dtype=torch.uint8)

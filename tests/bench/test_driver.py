@@ -56,7 +56,7 @@ def one(both, drawn):
 
 def inputs(one, seed, count, chosen):
     """Of the invocations `chosen` of `count`, what they were given, for it is what they return."""
-    done = one.run(seed, range(count), chosen=count)
+    done = one.run(range(count), seed, chosen=count)
     assert done.report == protocol.Report(protocol.FINE, max(count - 1, 0))
     assert one.changed(chosen).code == protocol.FINE
     return [done.outputs[number][0].view(-1) for number in chosen]
@@ -77,7 +77,7 @@ def test_two_processes_are_given_the_same_inputs(both, drawn):
 
 def test_more_invocations_than_sets_are_refused(both, small):
     both[0].open(small, 2)
-    assert "more invocations than sets" in both[0].run(1, range(3)).report.text
+    assert "more invocations than sets" in both[0].run(range(3), 1).report.text
 
 
 TURNED = definition("turned", {"x": of("m n")}, {"y": of("n m")}, "x.T.contiguous()")
@@ -89,7 +89,7 @@ def test_a_view_is_read_as_what_it_shows(started, given, view, whole):
     made, found = draw_inputs(given, workload(given, "w", 600), None, None), []
     for one in (started(view), started(whole)):
         one.open(made)
-        done = one.run(7, range(3), chosen=3)
+        done = one.run(range(3), 7, chosen=3)
         assert done.report.code == protocol.FINE
         found.append(done.outputs[2][0])
     assert torch.equal(*found)
@@ -107,7 +107,7 @@ def test_one_memory_for_every_output_is_copied_each_time(started, drawn):
 def test_a_changed_input_is_told_by_the_judge_itself(started, drawn):
     one = started("mutated")
     one.open(drawn)
-    assert one.run(5, range(3)).report.code == protocol.FINE
+    assert one.run(range(3), 5).report.code == protocol.FINE
     told = one.changed([1])
     assert (told.code, told.text) == (protocol.INPUT, "changed its input x")
 
@@ -122,13 +122,13 @@ def test_an_input_that_was_kept_is_worth_nothing(started, drawn):
 def test_what_it_raises_is_told_with_the_invocation(started, small):
     one = started("called")
     one.open(small)
-    assert one.run(7, range(3)).report == protocol.Report(protocol.RAISED, 0, 0, "RuntimeError: it was called")
+    assert one.run(range(3), 7).report == protocol.Report(protocol.RAISED, 0, 0, "RuntimeError: it was called")
 
 
 def test_the_clock_says_what_a_stopwatch_would(started, small):
     one = started("waits")
     one.open(small, 20)
-    way, took = min(one.nothing() for _ in range(9)), min(one.run(1, range(20)).elapsed_ns for _ in range(5))
+    way, took = min(one.nothing() for _ in range(9)), min(one.run(range(20), 1).elapsed_ns for _ in range(5))
     assert 40e6 <= took <= 40e6 + way + 20 * 250e3  # a sleep may last a little longer
     assert way < 2e6
 
@@ -160,31 +160,31 @@ def state(pid):
 def test_who_has_a_timer_let_it_run_on_is_found(started, small):
     one = started("woken")
     one.open(small)
-    assert one.run(1, range(1)).report.code == protocol.FINE
+    assert one.run(range(1), 1).report.code == protocol.FINE
     time.sleep(0.3)
     with pytest.raises(Stirred):
-        one.run(2, range(1))
+        one.run(range(1), 2)
 
 
 def test_who_stops_itself_before_it_is_done_has_reported_nothing(started, small):
     one = started("stops_itself")
     one.open(small)
     with pytest.raises(ProcessEnded, match="it stopped itself"):
-        one.run(1, range(1))
+        one.run(range(1), 1)
 
 
 def test_an_output_that_is_nowhere_ends_the_process(started, small):
     one = started("nowhere")
     one.open(small)
     with pytest.raises(ProcessEnded, match="its outputs are nowhere"):
-        one.run(1, range(3), chosen=3)
+        one.run(range(3), 1, chosen=3)
 
 
 def test_the_memory_of_a_workload_is_given_back(both, drawn):
     before = len(os.listdir("/proc/self/fd"))
     both[0].open(drawn)
     for seed in range(5):
-        assert both[0].run(seed, range(3)).report.code == protocol.FINE
+        assert both[0].run(range(3), seed).report.code == protocol.FINE
     held = len(os.listdir("/proc/self/fd"))
     both[0].forget()
     assert held <= before + 3 and len(os.listdir("/proc/self/fd")) <= before

@@ -58,7 +58,7 @@ def test_every_invocation_has_inputs_of_its_own_and_its_outputs_come_back(start,
     one = start(what, graphs, destination=what == "double")
     one.open(drawn, sets=8)
     for seed in (11, 12):
-        done = one.run(seed, range(8), chosen=8)
+        done = one.run(range(8), seed, chosen=8)
         assert done.report.code == protocol.FINE, done.report.text
         assert one.changed(range(8)).code == protocol.FINE
         assert protocol.METHODS[done.report.method] == method
@@ -71,9 +71,9 @@ def test_every_invocation_has_inputs_of_its_own_and_its_outputs_come_back(start,
 def test_a_replay_that_does_nothing_leaves_its_outputs_unwritten(start, drawn):
     one = start("double_once")
     one.open(drawn, sets=4)
-    assert one.run(1, range(1)).report.code == protocol.FINE
-    one.run(2, range(4))
-    done = one.run(3, range(4), chosen=4)
+    assert one.run(range(1), 1).report.code == protocol.FINE
+    one.run(range(4), 2)
+    done = one.run(range(4), 3, chosen=4)
     assert done.report.code == protocol.FINE
     assert done.outputs[3][0].isnan().all()
 
@@ -81,7 +81,7 @@ def test_a_replay_that_does_nothing_leaves_its_outputs_unwritten(start, drawn):
 def test_changed_inputs_are_told_by_name(start, drawn):
     one = start("double_in_place")
     one.open(drawn, sets=4)
-    assert one.run(1, range(1)).report.code == protocol.FINE
+    assert one.run(range(1), 1).report.code == protocol.FINE
     answer = one.changed([0])
     assert (answer.code, answer.text) == (protocol.INPUT, "changed its input x")
 
@@ -90,7 +90,7 @@ def test_the_last_element_of_a_large_input_may_not_be_changed(start):
     large = draw_inputs(DOUBLE, workload(DOUBLE, "w", 1 << 20), None, None)
     one = start("double_changing_the_last")
     one.open(large, sets=1)
-    assert one.run(1, range(1)).report.code == protocol.FINE
+    assert one.run(range(1), 1).report.code == protocol.FINE
     answer = one.changed([0])
     assert (answer.code, answer.text) == (protocol.INPUT, "changed its input x")
 
@@ -98,9 +98,9 @@ def test_the_last_element_of_a_large_input_may_not_be_changed(start):
 def test_what_cannot_be_captured_is_to_be_started_again(start, drawn):
     one = start("refuses_capture")
     one.open(drawn, sets=4)
-    assert one.run(1, range(1)).report.code == protocol.FINE
+    assert one.run(range(1), 1).report.code == protocol.FINE
     with pytest.raises(NoGraph, match="not permitted when stream is capturing") as refused:
-        one.run(1, range(4))
+        one.run(range(4), 1)
     assert refused.value.candidate is one
 
 
@@ -109,24 +109,24 @@ def test_no_graph_said_where_none_was_asked_for_is_no_reason_to_start_again(star
     one = start("refuses_capture")
     one.open(drawn, sets=4)
     one.graphs = False
-    assert one.run(1, range(4)).report.code == protocol.NO_GRAPH
+    assert one.run(range(4), 1).report.code == protocol.NO_GRAPH
 
 
 def test_first_call_is_made_before_the_capture(start, drawn):
     one = start("made_at_first_call")
     one.open(drawn, sets=4)
-    assert one.run(1, range(4)).report.code == protocol.FINE
+    assert one.run(range(4), 1).report.code == protocol.FINE
 
 
 def test_outputs_in_one_memory_are_no_graph_but_right_when_launched(start, drawn):
     one = start("same_memory", destination=False)
     one.open(drawn, sets=8)
     with pytest.raises(NoGraph, match="same memory"):
-        one.run(1, range(4))
+        one.run(range(4), 1)
     one = start("same_memory", graphs=False, destination=False)
     one.open(drawn, sets=8)
     for _ in range(2):
-        done = one.run(7, range(8), chosen=8)
+        done = one.run(range(8), 7, chosen=8)
         assert done.report.code == protocol.FINE, done.report.text
         for number in (2, 5, 7):
             assert torch.equal(done.outputs[number][0], right(drawn, 7, number))
@@ -135,8 +135,8 @@ def test_outputs_in_one_memory_are_no_graph_but_right_when_launched(start, drawn
 def test_part_of_the_l2_that_is_set_aside_is_seen_in_the_next_run(start, drawn):
     one = start("reserves")
     one.open(drawn, sets=2)
-    assert one.run(1, range(1)).report.code == protocol.FINE
-    report = one.run(2, range(1)).report
+    assert one.run(range(1), 1).report.code == protocol.FINE
+    report = one.run(range(1), 2).report
     assert report.code == protocol.RESERVED
     with pytest.raises(Rejected, match="it keeps part of the GPU's L2"):
         check_report(report)
@@ -145,7 +145,7 @@ def test_part_of_the_l2_that_is_set_aside_is_seen_in_the_next_run(start, drawn):
 def test_more_invocations_than_sets_are_refused(start, drawn):
     one = start("double")
     one.open(drawn, sets=2)
-    report = one.run(1, range(3)).report
+    report = one.run(range(3), 1).report
     assert report.code == protocol.DRIVER and "more invocations than sets" in report.text
 
 
@@ -155,32 +155,45 @@ def test_a_candidate_that_is_gone_has_ended(start, drawn):
     os.kill(one.pid, signal.SIGKILL)
     with pytest.raises(ProcessEnded):
         for _ in range(3):
-            one.run(1, range(1))
+            one.run(range(1), 1)
 
 
-def test_work_that_goes_on_while_it_stands_still_is_found(forked, start, drawn):
-    """After a run, and between the judge's filling its inputs and the clock."""
-    for before in (0, 1):
-        one = start("double")
-        one.open(drawn, sets=2)
-        forked.limits.gpu_memory.busy = [*before * [False], True, False]
-        with pytest.raises(Stirred, match="the GPU went on working"):
-            one.run(1, range(2))
+@pytest.fixture
+def gpu(forked):
+    gpu = forked.limits.gpu_memory
+    yield gpu
+    gpu.busy, gpu.others = [False], False
 
 
-def test_a_gpu_that_others_use_is_not_held_against_a_solution(forked, start, drawn):
+@pytest.mark.parametrize("before", [0, 1], ids=["while inputs are filled in", "after the batch"])
+def test_a_run_that_others_disturb_is_made_again_on_other_inputs(gpu, start, drawn, before):
     one = start("double")
     one.open(drawn, sets=2)
-    forked.limits.gpu_memory.busy = [True]
-    try:
-        with pytest.raises(KcapError, match="others use"):
-            one.run(1, range(2))
-    finally:
-        forked.limits.gpu_memory.busy = [False]
+    gpu.busy = [*before * [False], True, False]
+    done = one.run(range(2), chosen=2)
+    assert not gpu.busy[0] and torch.equal(done.outputs[1][0], right(drawn, done.seed, 1))
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["while inputs are filled in", "after the batch"])
+def test_who_works_on_when_stopped_is_found(gpu, start, drawn, before):
+    one = start("double")
+    one.open(drawn, sets=2)
+    gpu.busy = [*(before * [False] + [True]) * 100]
+    with pytest.raises(Stirred, match="the GPU goes on working"):
+        one.run(range(2))
+    assert one.how is not None
+
+
+def test_a_gpu_that_others_use_is_not_held_against_a_solution(gpu, start, drawn):
+    one = start("double")
+    one.open(drawn, sets=2)
+    gpu.busy, gpu.others = [True], True
+    with pytest.raises(KcapError, match="others use"):
+        one.run(range(2))
 
 
 def test_memory_that_is_none_ends_the_process(start, drawn):
     one = start("forges_a_piece", destination=False)
     one.open(drawn, sets=2)
     with pytest.raises(ProcessEnded, match="its memory is not what it says"):
-        one.run(1, range(2), chosen=1)
+        one.run(range(2), 1, chosen=1)

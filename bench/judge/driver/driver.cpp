@@ -95,9 +95,10 @@ extern "C" void* kcap_open(const char* library, PyObject* torch) {
 extern "C" void* kcap_take(size_t size, int, void*) {
   try {
     return kcap::pieces.take(size);
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
+    fprintf(stderr, "no memory for outputs: %s\n", error.what());
     return nullptr;
   }
 }
 
-extern "C" void kcap_give_back(void* base, size_t, int, void*) { kcap::pieces.give_back(base); }
+extern "C" void kcap_give_back(void* base, size_t size, int, void*) { kcap::pieces.give_back(base, size); }

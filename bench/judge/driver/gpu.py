@@ -29,8 +29,6 @@ def gpu_handles(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
     usual = torch.cuda.default_stream(device)
     allocator = torch.cuda.memory.CUDAPluggableAllocator(str(driver), "kcap_take", "kcap_give_back")
     pool = torch.cuda.MemPool(allocator.allocator())
-    # of its stream, if torch can: what a Solution captures itself is on another, and has a pool of its own
-    begin_pool = getattr(c, "_cuda_beginAllocateCurrentStreamToPool", c._cuda_beginAllocateCurrentThreadToPool)
     handles = (
         index,
         stream.cuda_stream,
@@ -43,7 +41,7 @@ def gpu_handles(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
         graph.replay,
         c._cuda_emptyCache,
         pool.id,
-        begin_pool,
+        c._cuda_beginAllocateCurrentThreadToPool,
         c._cuda_endAllocateToPool,
         c._cuda_releasePool,
         stream,  # these live on with it

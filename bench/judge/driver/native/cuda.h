@@ -8,6 +8,8 @@
 // What lies elsewhere, in memory of the Solution's own, is copied to there in its time.
 #pragma once
 
+#include <optional>
+
 #include "place.h"
 #include "runtime.h"
 #include "shared_memory.h"
@@ -51,7 +53,7 @@ struct Torch {
   }
 };
 
-// For as long as it lives, what is allocated on the current stream comes from the pool of outputs.
+// For as long as it lives, what this thread allocates comes from the pool of outputs.
 class FromPool {
  public:
   explicit FromPool(const Torch& torch) : torch_(torch), device_(PyLong_FromLong(torch.device)) {
@@ -139,15 +141,21 @@ class Cuda : public Place {
   void launch(const Run& run, PyObject* callable, Report& report) {
     launched_.clear();
     if (!run.count) return;  // whoever asks for nothing wants to know what the way takes
-    FromPool taken(torch_);
+    std::optional<FromPool> taken;  // not at first: graphs that a Solution captures then have their memory elsewhere
+    if (called_) taken.emplace(torch_);
     for (uint32_t i = 0; i < run.count; ++i) {
       report.iteration = i;
       Owned returned(invoke(i, run, callable));
       if (workload_.destination) continue;
       launched_.push_back(rows_of(workload_, run, returned.object, sets_.device));
       for (auto& row : launched_[i])
-        if (returns_one_memory || elsewhere(row)) row = copied(row);
+        if (returns_one_memory || elsewhere(row)) {
+          std::optional<FromPool> copy;
+          if (!called_) copy.emplace(torch_);
+          row = copied(row);
+        }
     }
+    called_ = true;
   }
 
   // Neither in the pool nor in the arena, where an input that is written is an output.
@@ -198,6 +206,7 @@ class Cuda : public Place {
   std::vector<Owned> results_;
   std::vector<Rows> of_graph_, launched_;  // outputs of each invocation
   uint32_t captured_ = 0;
+  bool called_ = false;
 };
 
 }  // namespace kcap

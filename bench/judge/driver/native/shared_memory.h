@@ -109,7 +109,8 @@ class Imported {
   uint8_t* const base;
 };
 
-// What torch's memory pool of a Solution's outputs is made of. The judge is told of each piece as it comes and goes.
+// What torch's memory pool of a Solution's outputs is made of. The judge is told of each piece as it comes and goes, and
+// reads that only later: so there are few of them, each a fair share larger than torch asks for.
 class Pieces {
  public:
   const VirtualMemory* memory = nullptr;
@@ -118,7 +119,59 @@ class Pieces {
   void* take(size_t size) {
     std::lock_guard<std::mutex> one(mutex_);
     size = memory->whole(size);
-    auto handle = memory->created(size);
+    for (auto& [base, piece] : pieces_)
+      for (auto& [offset, room] : piece.free)
+        if (room >= size) return part(base, piece, offset, size);
+    size_t all = 0;
+    for (auto& [base, piece] : pieces_) all += piece.size;
+    auto* base = made(size, std::max(all / SHARE, LEAST));
+    return part(base, pieces_[base], 0, size);
+  }
+
+  void give_back(void* place, size_t size) {
+    std::lock_guard<std::mutex> one(mutex_);
+    auto found = piece_of(place);
+    if (found == pieces_.end()) return;
+    auto& [base, piece] = *found;
+    size_t begin = static_cast<uint8_t*>(place) - base;
+    auto after = piece.free.emplace(begin, memory->whole(size)).first;
+    if (auto next = std::next(after); next != piece.free.end() && after->first + after->second == next->first)
+      after->second += next->second, piece.free.erase(next);
+    if (after != piece.free.begin())
+      if (auto before = std::prev(after); before->first + before->second == begin)
+        before->second += after->second, piece.free.erase(after);
+    if (piece.free.begin()->second < piece.size) return;
+    tell(base, 0, -1);
+    memory->unmap(base, piece.size, piece.handle);
+    pieces_.erase(found);
+  }
+
+  bool hold(const void* place) {
+    std::lock_guard<std::mutex> one(mutex_);
+    return piece_of(place) != pieces_.end();
+  }
+
+ private:
+  static constexpr size_t SHARE = 4, LEAST = 64 << 20;
+  struct Piece { size_t size; VirtualMemory::Handle handle; std::map<size_t, size_t> free; };  // bytes, by their offset
+  using Known = std::map<uint8_t*, Piece>;
+
+  static void* part(uint8_t* base, Piece& piece, size_t offset, size_t size) {
+    size_t room = piece.free[offset];
+    piece.free.erase(offset);
+    if (room > size) piece.free[offset + size] = room - size;
+    return base + offset;
+  }
+
+  // A new piece of as many bytes as are wanted, or, where there are not so many, of those that are needed.
+  uint8_t* made(size_t needed, size_t wanted) {
+    size_t size = std::max(needed, memory->whole(wanted));
+    VirtualMemory::Handle handle;
+    try {
+      handle = memory->created(size);
+    } catch (const std::exception&) {
+      handle = memory->created(size = needed);
+    }
     auto* base = memory->mapped(handle, size);
     int descriptor = memory->exported(handle);
     bool told = tell(base, size, descriptor);
@@ -127,29 +180,16 @@ class Pieces {
       memory->unmap(base, size, handle);
       throw std::runtime_error("the judge cannot be told of memory");
     }
-    pieces_[base] = {size, handle};
+    pieces_[base] = {size, handle, {{0, size}}};
     return base;
   }
 
-  void give_back(void* base) {
-    std::lock_guard<std::mutex> one(mutex_);
-    auto found = pieces_.find(static_cast<uint8_t*>(base));
-    if (found == pieces_.end()) return;
-    tell(found->first, 0, -1);
-    memory->unmap(found->first, found->second.size, found->second.handle);
-    pieces_.erase(found);
-  }
-
-  bool hold(const void* place) {
-    std::lock_guard<std::mutex> one(mutex_);
+  Known::iterator piece_of(const void* place) {
     auto after = pieces_.upper_bound(static_cast<uint8_t*>(const_cast<void*>(place)));
-    if (after == pieces_.begin()) return false;
+    if (after == pieces_.begin()) return pieces_.end();
     --after;
-    return place < after->first + after->second.size;
+    return place < after->first + after->second.size ? after : pieces_.end();
   }
-
- private:
-  struct Piece { size_t size; VirtualMemory::Handle handle; };
 
   // Of 0 bytes, that it is gone. The layout is kcap.bench.judge.driver.protocol's PIECE.
   bool tell(uint8_t* base, uint64_t size, int descriptor) const {
@@ -157,7 +197,7 @@ class Pieces {
     return send(socket, words, sizeof words, descriptor);
   }
 
-  std::map<uint8_t*, Piece> pieces_;
+  Known pieces_;
   std::mutex mutex_;
 };
 
