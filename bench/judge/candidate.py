@@ -10,7 +10,7 @@ import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -156,30 +156,40 @@ class Candidate(Process):
         work.arena.fill(seed, numbers)
         if gpu and not gpu.quiet():
             return None
-        began = time.perf_counter_ns()
-        done = self.ask(protocol.run_message(count, upcast), compiling=compiling)
+        outputs: dict[int, list[torch.Tensor]] = {}
+
+        def keep() -> None:
+            if self.report().code == protocol.FINE:
+                places = RANDOM.sample(range(count), min(chosen, count))
+                outputs.update((place, self._outputs(place, upcast)) for place in places)
+
+        if gpu is None:
+            done = self.ask(protocol.run_message(count, upcast), compiling=compiling)
+            keep()
+        else:
+            done = self._ask_gpu(gpu, protocol.run_message(count, upcast), keep, compiling)
         work.called = True
-        if done.report.code != protocol.FINE:
-            return Ran(done.report, done.elapsed_ns, seed)
-        places = RANDOM.sample(range(count), min(chosen, count))
-        outputs = {place: self._outputs(place, upcast) for place in places}
-        elapsed = done.elapsed_ns
-        if gpu:
+        if done.report.code == protocol.FINE and gpu and not gpu.quiet():
+            return None
+        return Ran(done.report, done.elapsed_ns, seed, outputs)
+
+    def _ask_gpu(self, gpu: GpuMemory, content: bytes, keep: Callable[[], None], compiling: bool = False) -> Done:
+        """As `ask`, by a clock that runs until `keep` has been done on the GPU, which waits for its turn there."""
+        began = ended = time.perf_counter_ns()
+
+        def told() -> None:
+            nonlocal ended
+            keep()
             gpu.wait()
-            elapsed = max(elapsed, time.perf_counter_ns() - began)
-            if not gpu.quiet():
-                return None
-        return Ran(done.report, elapsed, seed, outputs)
+            ended = time.perf_counter_ns()
+
+        done = self.ask(content, compiling=compiling, told=told)
+        return Done(done.report, max(done.elapsed_ns, ended - began))
 
     def nothing(self) -> int:
         """Nanoseconds of a run of no invocations: what the way there and back takes."""
-        began = time.perf_counter_ns()
-        elapsed = self.ask(protocol.run_message(0, 0)).elapsed_ns
-        if self.limits.gpu_memory is None:
-            return elapsed
-        self._receive_pieces()
-        self.limits.gpu_memory.wait()
-        return max(elapsed, time.perf_counter_ns() - began)
+        gpu, content = self.limits.gpu_memory, protocol.run_message(0, 0)
+        return (self.ask(content) if gpu is None else self._ask_gpu(gpu, content, self._receive_pieces)).elapsed_ns
 
     def changed(self, places: Iterable[int]) -> Report:
         """Whether the inputs of these invocations of the last run are as they were."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -44,7 +45,7 @@ class RunningSolution:
     solution: Solution
     candidate: Candidate | None = None
     ended: Candidate | None = None
-    graphs: bool = True
+    uncaptured: str | None = None
     failure: tuple[Status, str, str] | None = None
     deaths: int = 0
 
@@ -61,7 +62,7 @@ class Judge:
     environment: dict[str, Any]
     running: RunningSolution | None = None
     references: dict[tuple[str, str], Candidate] = field(default_factory=dict)  # by the form's name and code
-    launched: set[str] = field(default_factory=set)  # Definitions whose reference cannot be captured
+    uncaptured: dict[str, str] = field(default_factory=dict)  # why references cannot be captured, by Definition
     settled: dict[tuple[str, str], tuple[Spread, ReferencePrecision]] = field(default_factory=dict)
     batches: dict[tuple[str, str], int] = field(default_factory=dict)  # of references: invocations of each
 
@@ -93,15 +94,16 @@ class Judge:
             try:
                 return self._attempt(solution, definition, workload)
             except NoGraph as refused:
-                self._without_graphs(definition, refused.candidate)
+                self._without_graphs(definition, refused)
 
-    def _without_graphs(self, definition: Definition, candidate: Candidate) -> None:
+    def _without_graphs(self, definition: Definition, refused: NoGraph) -> None:
+        candidate = refused.candidate
         if self.running and self.running.candidate is candidate:
-            self.running.ended, self.running.candidate, self.running.graphs = candidate, None, False
+            self.running.ended, self.running.candidate, self.running.uncaptured = candidate, None, str(refused)
             candidate.end(keep=True)
         else:
             self._drop_references()
-            self.launched.add(definition.name)
+            self.uncaptured[definition.name] = str(refused)
 
     def _attempt(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
         try:
@@ -111,7 +113,14 @@ class Judge:
             self._drop_references()
             raise
         notes = [*truth.drawn.example.notes, *truth.precision.notes, *timing_caveats(verdict.get("time"))]
-        return {**verdict, "notes": notes}
+        return {**verdict, "notes": [*notes, *self._uncaptured(definition)]}
+
+    def _uncaptured(self, definition: Definition) -> Iterator[str]:
+        """What is launched, and why."""
+        ours = self.running.uncaptured if self.running else None
+        for what, why in (("it", ours), ("its reference", self.uncaptured.get(definition.name))):
+            if why is not None:
+                yield f"{what} is launched, as it cannot be captured in a CUDA graph: {why.partition('\n')[0][:200]}"
 
     def _truth(self, definition: Definition, workload: Workload) -> ReferenceOracle:
         """On the widest spread of inputs by which the reference can be judged, or the one that was before."""
@@ -148,7 +157,7 @@ class Judge:
     def _start_reference(self, definition: Definition) -> Candidate:
         timeout, option = REFERENCE_FACTOR * self.limits.timeout, f"{REFERENCE_FACTOR} times {self.limits.option}"
         limits = replace(self.limits, timeout=timeout, option=option)
-        return start_candidate(self.server, limits, definition, graphs=definition.name not in self.launched)
+        return start_candidate(self.server, limits, definition, graphs=definition.name not in self.uncaptured)
 
     def _drop_references(self) -> None:
         while self.references:
@@ -205,7 +214,7 @@ class Judge:
     def _start(self, running: RunningSolution) -> None:
         try:
             running.candidate = start_candidate(
-                self.server, self.limits, running.solution, running.ended, running.graphs
+                self.server, self.limits, running.solution, running.ended, running.uncaptured is None
             )
             running.ended = None
         except NotBuilt as error:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -111,10 +111,17 @@ class Process:
     how: str | None = field(default=None, kw_only=True)  # it ended
     last_words: str = field(default="", kw_only=True)  # the end of what it had printed by then
 
-    def ask(self, content: bytes, descriptors: Sequence[int] = (), compiling: bool = False) -> Done:
+    def ask(
+        self,
+        content: bytes,
+        descriptors: Sequence[int] = (),
+        compiling: bool = False,
+        told: Callable[[], object] | None = None,
+    ) -> Done:
         """Let it do what `content` says; ProcessEnded, Stirred or TooSlow where that comes to no end.
 
-        `compiling`: it may take as long as a build, which is not counted in its time on the Workload.
+        `compiling`: it may take as long as a build, which is not counted in its time on the Workload. `told` is called
+        as soon as all of its sandbox has been told to stop.
         """
         os.pwrite(self.memory, protocol.REPORT.pack(protocol.UNREPORTED, 0, 0, 0), 0)
         try:
@@ -128,21 +135,23 @@ class Process:
         limits = self.limits
         left = limits.build_timeout - self.compiled if compiling else limits.timeout - self.spent
         self.control.settimeout(max(left, 0.01))
-        elapsed = self._let_run(compiling)
+        elapsed = self._let_run(compiling, told)
         if compiling:
             self.compiled += elapsed / 1e9
         else:
             self.spent += elapsed / 1e9
-        report = protocol.read_report(os.pread(self.memory, protocol.REPORT_BYTES, 0))
+        report = self.report()
         if report.code == protocol.UNREPORTED:
             raise ProcessEnded(f"it stopped itself: {self.end(keep=True)}")
         return Done(report, elapsed)
 
-    def _let_run(self, compiling: bool) -> int:
+    def _let_run(self, compiling: bool, told: Callable[[], object] | None) -> int:
         """Nanoseconds that it ran, by its keeper's clock."""
         try:
-            self.control.send(keeper.RUN)
-            said = self.control.recv(16)
+            self.control.send(keeper.TELL if told else keeper.RUN)
+            if (said := self.control.recv(16)) == keeper.TOLD and told:
+                told()
+                said = self.control.recv(16)
         except TimeoutError:
             self.end(keep=True)
             limits = self.limits
@@ -157,6 +166,10 @@ class Process:
         if len(said) != keeper.RAN.size:
             raise ProcessEnded(self.end(keep=True, gone=True))
         return int(keeper.RAN.unpack(said)[1])
+
+    def report(self) -> protocol.Report:
+        """What it says came of the last message."""
+        return protocol.read_report(os.pread(self.memory, protocol.REPORT_BYTES, 0))
 
     def built(self) -> bytes:
         """What it says of how it was built; TooSlow where it says nothing in time."""

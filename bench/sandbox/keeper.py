@@ -17,13 +17,15 @@ import os
 import signal
 import struct
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from kcap.bench.sandbox import confinement, libc, namespaces, process_tree
 from kcap.bench.sandbox.spec import SandboxSetup
 
-RUN = b"run"  # what the keeper is told, and what it says
-STOPPED, ENDED, STIRRED = b"stopped", b"ended", b"stirred"
+RUN, TELL = b"run", b"tell"  # what the keeper is told; TELL: also to say when all have been told to stop,
+TOLD, STOPPED, ENDED, STIRRED = b"told", b"stopped", b"ended", b"stirred"  # and what it says
 RAN = struct.Struct("<7sQ")  # STOPPED, and nanoseconds
 REST_NS = 200_000  # of CPU time
 PAUSE_S = 1e-4
@@ -52,11 +54,12 @@ def keep(setup: SandboxSetup, output: int, proc: int, user: int | None) -> NoRet
 
 def serve(kept: KeptProcesses, control: int) -> int:
     """Answer on `control` until the candidate has ended; its wait status."""
-    began = time.perf_counter_ns()
+    began, command = time.perf_counter_ns(), RUN
     status = kept.wait_for_stop()
     while os.WIFSTOPPED(status):
-        os.write(control, RAN.pack(STOPPED, kept.stop_all() - began))
-        if os.read(control, 16) != RUN:  # nobody is left to ask for anything
+        ended = kept.stop_all(partial(os.write, control, TOLD) if command == TELL else None)
+        os.write(control, RAN.pack(STOPPED, ended - began))
+        if (command := os.read(control, 16)) not in (RUN, TELL):  # nobody is left to ask for anything
             os.kill(kept.child, signal.SIGKILL)
             return kept.wait()
         changed, status = os.waitpid(kept.child, os.WCONTINUED | os.WUNTRACED | os.WNOHANG)
@@ -97,20 +100,23 @@ class KeptProcesses:
                         return ended[1]
         return status
 
-    def stop_all(self) -> int:
+    def stop_all(self, told: Callable[[], object] | None = None) -> int:
         """Stop everything, and return when nothing runs: when all had been told to stop, by `time.perf_counter_ns`, and
-        the CPU time that they had from then on, added up."""
+        the CPU time that they had from then on, added up. `told` is called when they have been told.
+        """
         told_to_stop, before = time.perf_counter_ns(), {self.child: _cpu_ns(self.child)}
         if others := self._signal_others(signal.SIGSTOP):
             before |= {pid: _cpu_ns(pid) for pid in others}
             told_to_stop = time.perf_counter_ns()
+        if told is not None:
+            told()
         self.at_rest = {}
         while True:
             pids = (self.child, *self._signal_others(signal.SIGSTOP))
             still, times = all(map(process_tree.still, pids)), self.cpu_times()
-            told = self.alone and all(map(process_tree.tells_who_runs, pids))
+            known = self.alone and all(map(process_tree.tells_who_runs, pids))
             looked_before, self.at_rest = self.at_rest, times if still else {}
-            if still and (told or times == looked_before):
+            if still and (known or times == looked_before):
                 return told_to_stop + sum(had - before.get(pid, 0) for pid, had in times.items())
             if not still:
                 time.sleep(PAUSE_S)

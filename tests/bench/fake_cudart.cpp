@@ -45,5 +45,6 @@ int cuMemMap(uint64_t base, size_t size, size_t, uint64_t handle, unsigned long 
 }
 int cuMemSetAccess(uint64_t, size_t, const void*, size_t) { return 0; }
 int cuMemUnmap(uint64_t base, size_t size) { return munmap(reinterpret_cast<void*>(base), size) ? 1 : 0; }
+int cuThreadExchangeStreamCaptureMode(int*) { return 0; }
 int cuMemAddressFree(uint64_t, size_t) { return 0; }
 }

@@ -34,7 +34,14 @@ class VirtualMemory {
     find(map_, "cuMemMap");
     find(unmap_, "cuMemUnmap");
     find(allow_, "cuMemSetAccess");
+    find(exchange_mode_, "cuThreadExchangeStreamCaptureMode");
     properties_.location.device = device;
+  }
+
+  // How strict CUDA is with this thread's calls while a stream is captured; what it was.
+  int capture_mode(int mode) const {
+    exchange_mode_(&mode);
+    return mode;
   }
 
   size_t whole(size_t size) const {
@@ -90,6 +97,7 @@ class VirtualMemory {
   int (*map_)(uint64_t, size_t, size_t, Handle, unsigned long long) = nullptr;
   int (*unmap_)(uint64_t, size_t) = nullptr;
   int (*allow_)(uint64_t, size_t, const void*, size_t) = nullptr;
+  int (*exchange_mode_)(int*) = nullptr;
 };
 
 // The judge's memory, which it sent the descriptor of.
@@ -107,6 +115,19 @@ class Imported {
 
  public:
   uint8_t* const base;
+};
+
+// While it lives, what this thread asks for is no part of what is captured, and does not end that.
+class Relaxed {
+ public:
+  explicit Relaxed(const VirtualMemory& memory) : memory_(memory), was_(memory.capture_mode(RELAXED)) {}
+  Relaxed(const Relaxed&) = delete;
+  ~Relaxed() { memory_.capture_mode(was_); }
+
+ private:
+  static constexpr int RELAXED = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+  const VirtualMemory& memory_;
+  int was_;
 };
 
 // What torch's memory pool of a Solution's outputs is made of. The judge is told of each piece as it comes and goes, and
@@ -167,6 +188,7 @@ class Pieces {
   uint8_t* made(size_t needed, size_t wanted) {
     size_t size = std::max(needed, memory->whole(wanted));
     VirtualMemory::Handle handle;
+    Relaxed still(*memory);
     try {
       handle = memory->created(size);
     } catch (const std::exception&) {
