@@ -35,6 +35,7 @@ from kcap.schemas.flashinfer.solution import Solution
 from kcap.schemas.results.outcome import Clocked, Outcome, Status
 
 REFERENCE_FACTOR = 3  # times the seconds that a Solution gets: it is asked more
+MOST_TOLD = 200  # characters of why something cannot be captured
 MOST_DEATHS = 3  # of one Solution's processes, before the rest of its Workloads are not tried
 
 
@@ -120,7 +121,8 @@ class Judge:
         ours = self.running.uncaptured if self.running else None
         for what, why in (("it", ours), ("its reference", self.uncaptured.get(definition.name))):
             if why is not None:
-                yield f"{what} is launched, as it cannot be captured in a CUDA graph: {why.partition('\n')[0][:200]}"
+                first, _, _ = why.partition("\n")
+                yield f"{what} is launched, as it cannot be captured in a CUDA graph: {first[:MOST_TOLD]}"
 
     def _truth(self, definition: Definition, workload: Workload) -> ReferenceOracle:
         """On the widest spread of inputs by which the reference can be judged, or the one that was before."""

@@ -19,7 +19,7 @@ def gpu_handles(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
     `driver`: the library that the pool of outputs has its memory from.
     """
     torch.cuda.set_device(device)
-    torch.zeros(1, device=device)
+    number = torch.zeros(1, device=device).add_(1)
     runtime = RUNTIME.search(MAPS.read_text())
     if runtime is None:
         raise RuntimeError("torch has loaded no CUDA runtime (libcudart) of its own")
@@ -29,6 +29,11 @@ def gpu_handles(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
     usual = torch.cuda.default_stream(device)
     allocator = torch.cuda.memory.CUDAPluggableAllocator(str(driver), "kcap_take", "kcap_give_back")
     pool = torch.cuda.MemPool(allocator.allocator())
+    kept = torch.cuda.CUDAGraph()  # without any of a pool that it knew, torch captures no more in it
+    with torch.cuda.stream(stream):
+        kept.capture_begin(pool.id, "thread_local")
+        number.add_(1)
+        kept.capture_end()
     handles = (
         index,
         stream.cuda_stream,
@@ -47,6 +52,8 @@ def gpu_handles(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
         stream,  # these live on with it
         allocator,
         pool,
+        kept,
+        number,
     )
     return runtime[0], handles
 
