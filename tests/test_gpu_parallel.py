@@ -33,7 +33,7 @@ EACH = {"linears": ("aten::mm", 4 * LAYERS + 1), "all-reduces": ("vllm::all_redu
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    for name in ("parallel", "check", "counts", "apply"):
+    for name in ("parallel", "ranks", "check", "counts", "apply"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module("parallel")
 
@@ -171,7 +171,8 @@ def test_the_rate_leaves_out_what_starting_takes_and_pairs_are_to_be_judged_once
 def test_every_setup_is_one_that_the_machine_can_have(ranks: int, gpu: bool, script: Any) -> None:
     setups = script.setups(ranks, gpu)
     assert setups["tensor"].size == ranks and setups["data"].size == 2
-    assert ("nccl" in setups, "data-experts" in setups) == (gpu, gpu)
+    assert ("nccl" in setups, "data-experts" in setups, "sglang-data-attention" in setups) == (gpu, gpu, gpu)
+    assert setups["sglang-tensor"].size == ranks
     assert setups["pipeline"].each["linears"] * 2 + setups["pipeline"].last["linears"] == setups["data"].each["linears"]
 
 
@@ -215,6 +216,46 @@ def test_when_the_limit_is_over_no_other_part_begins(
 
 def test_a_part_that_there_is_not_is_refused(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert started(script, monkeypatch, tmp_path, "--only", "everything") == 2
+
+
+def test_sglangs_kernels_on_a_gpu_are_told_by_kind(script: Any, llama_in_two_engines: Path) -> None:
+    """In a Recording of one rank, which has no collectives."""
+    alone = sys.modules["ranks"].sglang_setups("llama", 32, 1, True)["sglang-tensor"]
+    each = {kind: number for kind, number in alone.each.items() if kind != "collectives"}
+    recording = load(llama_in_two_engines / "sglang.kcap")
+    rows = {row.what: row for row in script.check_ranks(recording, replace(alone, each=each))}
+    assert rows["rank 0"].found == "12771 linears = 129 x 99, 3168 attentions = 32 x 99, 3168 cache updates = 32 x 99"
+    assert not failed(list(rows.values()))
+
+
+@pytest.mark.parametrize(
+    ("operator", "is_one"),
+    [
+        ("sglang::outplace_all_reduce", True),
+        ("sglang::reg_reduce_scatter_tensor", True),
+        ("c10d::_reduce_scatter_base_", True),
+        ("c10d::_allgather_base_", True),
+        ("c10d::broadcast_", False),
+        ("sglang::store_cache", False),
+    ],
+)
+def test_sglangs_collectives_are_told_by_their_operators(operator: str, is_one: bool, script: Any) -> None:
+    kind = sys.modules["ranks"].kind_of(Call(id=0, operator=operator, args=[X], counts=[]), "SGLang")
+    assert (kind == "collectives") == is_one
+
+
+def test_an_engine_that_is_not_there_fails_where_it_was_asked_for(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(script.interpreter.__globals__, "sglang_python", lambda: sys.executable)
+    monkeypatch.setattr(script, "LACKS", "raise SystemExit(1)")
+
+    def passed(*asked: str) -> bool:
+        (row,) = script.Parts(tmp_path, 2, 0, time.monotonic() + 60, 60, asked).recorded("sglang-tensor")
+        assert row.found.endswith("has no SGLang")
+        return bool(row.passed)
+
+    assert passed() and not passed("sglang-tensor")
 
 
 def test_what_takes_too_long_is_ended_with_all_that_it_started(script: Any, tmp_path: Path) -> None:

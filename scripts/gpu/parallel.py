@@ -6,8 +6,10 @@ Parts, in this order:
 
 - `tensor`, `nccl`: Llama-3.1-8B's configuration, tensor parallel over N ranks (4 where there are as many GPUs, else 2),
   with vLLM's custom all-reduce and without; `experts`: Qwen3-30B-A3B's with its experts spread over them; `pipeline`,
-  `data`, `data-experts`: two stages, and two replicas of each model. Of each rank what the architecture says, the share
-  of GPU time that is explained, and the collectives with their group and bytes.
+  `data`, `data-experts`: two stages, and two replicas of each model; `sglang-tensor`, `sglang-data-attention`: the same
+  Llama in SGLang, and Qwen3-30B-A3B with attention in data parallel and experts in tensor parallel over two ranks. Of
+  each rank what the architecture says (`ranks.py`), the share of GPU time that is explained, and the collectives with
+  their group and bytes.
 - `overhead`: throughput with and without recording, in alternating pairs, of the engine of `tensor`
 - `replay`: collectives timed as a group, a rank's Programs with theirs, and how far they are from the engine
 - `verify`: the Definitions of collectives, each reference against the recorded operator
@@ -17,9 +19,10 @@ Parts, in this order:
 
 The last five take the Recording of `tensor`; Recordings that lie in DIR already are not made anew. Each command has
 `--patience` seconds (150), the whole `--limit` (570); a part that fails costs its own lines alone. Each line is in
-DIR/parallel.jsonl as soon as its part is over; a short table is printed last. Exits with 1 if a check fails. Without
-GPUs it is two ranks on two cores, with gloo and vLLM's shared memory: there it knows no coverage, no distance from the
-engine, no experts in data parallel. NVLink multicast and symmetric memory stay off.
+DIR/parallel.jsonl as soon as its part is over; a short table is printed last. Exits with 1 if a check fails. SGLang's
+interpreter is KCAP_SGLANG_PYTHON, .venv-sglang's or this one. Without GPUs it is two ranks on two cores, with gloo and
+vLLM's shared memory: there it knows no coverage, no distance from the engine, no experts and no attention in data
+parallel. NVLink multicast and symmetric memory stay off.
 """
 
 from __future__ import annotations
@@ -27,14 +30,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -43,79 +45,38 @@ from typing import Any
 import torch
 from apply import chosen, examples_of, references_of
 from check import ended, median, run, tried
-from counts import LEAST_SHARE, Check, end_with
+from counts import Check, end_with
+from ranks import SERVING, Setup, check_coverage, check_ranks, interpreter, setups, totals
 
 import kcap
 from kcap.errors import DONE, PARTIAL
-from kcap.schemas.recording.recording import Call, Recording
+from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.values import Group
-from kcap.schemas.results import coverage
 from kcap.schemas.results.measurement import read_measurements, read_program_measurements
 from kcap.schemas.results.outcome import Outcome, read_outcomes, read_reference_checks
 from kcap.schemas.results.plan import NAMESPACE
 
 SCRIPTS = Path(__file__).resolve().parents[1]
-LLAMA, MOE, TINY = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "kcap/tiny-llama"
-KINDS = {  # of kernels, by operator without its overload
-    "linears": r"aten::(linear|mm|addmm)|_C::(weight_packed_linear|onednn_mm|dynamic_.*linear)",
-    "attentions": r"_vllm_fa[23]_C::(varlen_)?fwd|_C::cpu_attention_with_kv_cache|flashinfer::Batch\w+Wrapper",
-    "cache updates": r"_C_cache_ops::reshape_and_cache\w*|_C::cpu_attn_reshape_and_cache",
-    "all-reduces": r"_C_custom_ar::all_reduce|vllm::all_reduce|_C::shm_allreduce|c10d::allreduce_",
-    "experts' products": r"triton::fused_moe_kernel\w*|_C::fused_experts_cpu|_C::cpu_fused_moe\w*",
+QUIET = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",  # by which SGLang would gather logits
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "VLLM_USE_NCCL_SYMM_MEM": "0",
 }
-SERVING = ("max_num_batched_tokens=2048", "max_num_seqs=32", 'compilation_config={"cudagraph_capture_sizes":[1,4,16]}')
-QUIET = {"NCCL_NVLS_ENABLE": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_USE_NCCL_SYMM_MEM": "0"}
 MOST_LOSS = 0.01  # of throughput
 LEAST_GAIN = 0.875  # of N times the Workloads a second: 1.75 of 2, 3.5 of 4
 SOLUTIONS, WORKLOADS = 24, 10  # that are judged
-
-
-@dataclass(frozen=True)
-class Setup:
-    """How a Recording is made. `each`: the kernels of a step on each rank, of which `last` are those of the last stage.
-
-    `ranks`: of its engine; `replicas`: engines. `size`: of the groups of its collectives.
-    """
-
-    model: str
-    layers: int
-    ranks: int
-    each: Mapping[str, int]
-    arguments: tuple[str, ...] = ()
-    replicas: int = 1
-    last: Mapping[str, int] | None = None
-    eager: bool = False
-
-    @property
-    def size(self) -> int:
-        return self.ranks * self.replicas
-
-
-def setups(ranks: int, gpu: bool) -> dict[str, Setup]:
-    dense, layers = (LLAMA, 4) if gpu else (TINY, 2)
-    per_layer = {"attentions": layers, "cache updates": layers}
-    whole = {"linears": 4 * layers + 1, **per_layer}
-    sparse = {"linears": 3 * layers + 1, **per_layer, "experts' products": (2 if gpu else 1) * layers}
-    reduced = {"all-reduces": 2 * layers + 1}  # each layer's two, and the embedding's
-    moe = ("enable_expert_parallel=true", *(("moe_backend=triton",) if gpu else ()))
-    half = {"linears": 2 * layers, **{kind: count // 2 for kind, count in per_layer.items()}}
-    tensor = f"tensor_parallel_size={ranks}"
-    found = {
-        "tensor": Setup(dense, layers, ranks, whole | reduced, (tensor,), eager=not gpu),
-        "nccl": Setup(dense, layers, ranks, whole | reduced, (tensor, "disable_custom_all_reduce=true")),
-        "experts": Setup(MOE, layers, ranks, sparse | reduced, (tensor, *moe), eager=not gpu),
-        "pipeline": Setup(dense, layers, 2, half, ("pipeline_parallel_size=2",), last={"linears": 1}),
-        "data": Setup(dense, layers, 1, whole, replicas=2, eager=not gpu),
-        "data-experts": Setup(MOE, layers, 1, sparse, moe, replicas=2),
-    }
-    return found if gpu else {name: setup for name, setup in found.items() if name not in ("nccl", "data-experts")}
+LACKS = "import importlib.util as util; raise SystemExit(util.find_spec('{}') is None)"  # of a Python: the engine
 
 
 class Parts:
-    """The parts, each of which answers its lines of the table. `gpus`: how many there are."""
+    """The parts, each of which answers its lines of the table. `gpus`: how many there are; `asked`: parts by name."""
 
-    def __init__(self, output: Path, ranks: int, gpus: int, until: float, patience: float) -> None:
+    def __init__(
+        self, output: Path, ranks: int, gpus: int, until: float, patience: float, asked: Sequence[str] = ()
+    ) -> None:
         self.output, self.ranks, self.gpus, self.until, self.patience = output, ranks, gpus, until, patience
+        self.asked = asked
         self.setups = setups(ranks, gpus > 0)
         recordings = {name: partial(self.recorded, name) for name in self.setups}
         others = (self.overhead, self.replay, self.verify, self.bench, self.ray, self.apply)
@@ -123,17 +84,21 @@ class Parts:
         self.tensor = output / "tensor.kcap"
 
     def kcap(self, *words: object) -> Any:
-        return self.run("-m", "kcap", *words)
+        return self.run(sys.executable, "-m", "kcap", *words)
 
     def run(self, *words: object) -> Any:
-        """A Python command within what is left of the time."""
+        """A command within what is left of the time."""
         left = max(min(self.until - time.monotonic(), self.patience), 1)
-        return run(sys.executable, *map(str, words), timeout=left)
+        return run(*map(str, words), timeout=left)
 
     def recorded(self, name: str) -> list[Check]:
         path, setup, rows = self.output / f"{name}.kcap", self.setups[name], []
         if not (path / "recording.json").is_file():
-            done = self.kcap("record", *self.recording(setup, path))
+            python = interpreter(setup.framework, self.gpus > 0)
+            if self.run(*python, "-c", LACKS.format(setup.framework.lower())).returncode:
+                missing = f"not tried: {python[-1]} has no {setup.framework}"
+                return [Check("record", missing, name not in self.asked)]
+            done = self.run(*python, "-m", "kcap", "record", *self.recording(setup, path))
             rows = [Check("record", f"status {done.returncode}", done.returncode == 0)]
         if not (path / "recording.json").is_file():
             return rows
@@ -145,12 +110,13 @@ class Parts:
         load = ("--num-prompts", 16, "--input-len", 256, "--output-len", 32)
         load = load if self.gpus else ("--num-prompts", 2, "--input-len", 24, "--output-len", 4)
         options = ["-o", path, "--force", *(["--check-coverage"] if self.gpus else []), *more]
-        arguments = [*setup.arguments, *(SERVING if self.gpus else ())]
+        arguments = [*setup.arguments, *(SERVING[setup.framework] if self.gpus else ())]
         if setup.replicas > 1:
             program = Path(__file__).with_name("replicas.py")
             words = [setup.model, setup.layers, setup.replicas, *(["--eager"] if setup.eager else []), *arguments]
             return [*options, "--", sys.executable, program, *words]
-        words = ["--model", setup.model, "--load-format", "dummy", "--num-layers", setup.layers, *load]
+        words = ["--framework", setup.framework, "--model", setup.model, "--load-format", "dummy"]
+        words += ["--num-layers", setup.layers, *load]
         words += [word for argument in arguments for word in ("--engine-arg", argument)]
         return [*options, *words, *(["--eager"] if setup.eager else [])]
 
@@ -162,7 +128,8 @@ class Parts:
             {"--batch": 16, "--seconds": 2, "--pairs": 5} if self.gpus else {"--batch": 2, "--seconds": 1, "--pairs": 1}
         )
         words += [word for size in sizes.items() for word in size]
-        done = self.run(SCRIPTS / "gpu/overhead.py", *words, *(["--compiled"] if self.gpus else ["--input-len", 24]))
+        words += ["--compiled"] if self.gpus else ["--input-len", 24]
+        done = self.run(sys.executable, SCRIPTS / "gpu/overhead.py", *words)
         said = [line.split(": ", 1)[1] for line in done.stdout.splitlines() if line.startswith("throughput")]
         return ended("ended", done, [Check("loss", text, not self.gpus or median(text) <= MOST_LOSS) for text in said])
 
@@ -299,76 +266,6 @@ class Parts:
         )
 
 
-def base(call: Call) -> str:
-    return call.operator.split(".")[0]
-
-
-def totals(calls: Iterable[Call], of: Callable[[Call], str | None]) -> dict[int, Counter[str]]:
-    """For each rank how often `calls` ran in steps of requests, by what `of` says of a Call; None is left out."""
-    found: dict[int, Counter[str]] = defaultdict(Counter)
-    for call in calls:
-        if (name := of(call)) is not None:
-            for count in call.counts:
-                found[count.rank][name] += count.count if count.phase != "other" else 0
-    return found
-
-
-def kind_of(call: Call) -> str | None:
-    return next((kind for kind, names in KINDS.items() if re.fullmatch(names, base(call))), None)
-
-
-def check_ranks(recording: Recording, setup: Setup) -> list[Check]:
-    """Of each rank as many kernels as the architecture says; which collectives it ran, in which group, on what."""
-    ranks = recording.metadata.ranks
-    rows = [Check("ranks", f"{len(ranks)} of {setup.size}", len(ranks) == setup.size)]
-    found = totals(recording.kernels(), kind_of)
-    for place in ranks:
-        steps = sum(count for phase, count in place.steps.items() if phase != "other")
-        last = setup.last or {} if place.rank == ranks[-1].rank else {}
-        texts, right = [], steps > 0 and place.ended
-        for kind, each in setup.each.items():
-            each += last.get(kind, 0)
-            texts.append(f"{found[place.rank][kind]} {kind} = {each} x {steps}")
-            right = right and found[place.rank][kind] == each * steps
-        rows.append(Check(f"rank {place.rank}", ", ".join(texts), right))
-    same = recording.metadata.disagreements
-    rows.append(Check("ranks agree", str(same[:2]) if same else "True", not same))
-    rows += check_groups(recording, setup)
-    taps = [f"{tap.name}: {tap.detail}" for tap in recording.metadata.taps if tap.status == "failed"]
-    complete = recording.metadata.complete and not taps
-    return [*rows, Check("complete", "; ".join(taps) or str(recording.metadata.complete), complete)]
-
-
-def check_groups(recording: Recording, setup: Setup) -> Iterator[Check]:
-    """A line for each collective: how often it ran, in which groups, and the bytes of its largest tensor."""
-    collectives = defaultdict(list)
-    for call in recording.kernels():
-        if call.group is not None:
-            collectives[base(call)].append(call)
-    if not collectives and "all-reduces" in setup.each:
-        yield Check("collectives", "none", False)
-    for operator, calls in collectives.items():
-        groups = {f"{call.group.name or 'unnamed'} of {call.group.size}" for call in calls if call.group}
-        moved = [max((spec.numel * spec.bits // 8 for _, spec in call.tensors()), default=0) for call in calls]
-        text = f"{sum(call.total for call in calls)} in {', '.join(sorted(groups))}"
-        text += f", {min(moved):,} to {max(moved):,} bytes"
-        sizes = {call.group.size for call in calls if call.group}
-        whole = min(moved) > 0 or "recv" in operator  # which returns what it got
-        yield Check(operator, text, whole and sizes == {setup.size})
-
-
-def check_coverage(recording: Recording) -> list[Check]:
-    """The share of each rank's GPU time in the profiled steps that is of recorded calls."""
-    if not (recording.path / coverage.FILE).is_file():
-        return [Check("GPU time", "no step was profiled", False)]
-    times: dict[int, list[float]] = {place.rank: [0.0, 0.0] for place in recording.metadata.ranks}
-    for step in coverage.read(recording.path / coverage.FILE):
-        explained, whole = times.setdefault(step.rank, [0.0, 0.0])
-        times[step.rank] = [explained + step.explained_us, whole + step.gpu_us]
-    shares = {rank: explained / whole if whole else 0.0 for rank, (explained, whole) in times.items()}
-    return [Check(f"GPU time of rank {rank}", f"{share:.2%}", share >= LEAST_SHARE) for rank, share in shares.items()]
-
-
 def check_collectives(measured: Path, ranks: int) -> list[Check]:
     """Each collective that was replayed, by as many processes as its group had."""
     rows = []
@@ -453,11 +350,12 @@ def main() -> None:
     os.environ |= QUIET
     if not gpus:
         cores = sorted(os.sched_getaffinity(0))
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, cores[: args.ranks]))
+        for engine in ("VLLM", "SGLANG"):
+            os.environ[f"{engine}_CPU_OMP_THREADS_BIND"] = "|".join(map(str, cores[: args.ranks]))
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; else replicas take nearly all memory, each
     args.output.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + args.limit
-    parts = Parts(args.output.resolve(), args.ranks, gpus, until, args.patience)
+    parts = Parts(args.output.resolve(), args.ranks, gpus, until, args.patience, args.only or ())
     for name in set(args.only or ()) - set(parts.all):
         parser.error(f"--only {name}: none of {', '.join(parts.all)}")
     rows = []
