@@ -70,9 +70,10 @@ def test_a_solution_that_cannot_be_told_of_fails_and_the_next_is_judged(judge: A
     assert [row.passed for row in rows] == [False, True]
 
 
-def test_what_kcap_bench_says_nothing_of_fails(judge: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_kcap_says_nothing_of_fails(judge: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def run(*words: Any, **more: Any) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "out").mkdir()
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "times.jsonl").touch()
         found = outcome(solution="torch_rms_norm", workload="rows-1")
         (tmp_path / "out" / "outcomes.jsonl").write_bytes(found.line())
         return subprocess.CompletedProcess([], 0, "", "")
@@ -80,4 +81,12 @@ def test_what_kcap_bench_says_nothing_of_fails(judge: Any, monkeypatch: pytest.M
     monkeypatch.setattr(judge.subprocess, "run", run)
     rows = list(judge.sized(tmp_path, "cuda:0", 60.0, io.BytesIO()))
     assert [row.what for row in rows if row.passed] == ["torch_rms_norm, rows-1"]
-    assert len(rows) == len(judge.SOLUTIONS) * len(judge.ROWS)
+    assert len(rows) == (len(judge.SOLUTIONS) + 1) * len(judge.ROWS)
+
+
+@pytest.mark.parametrize(
+    ("judged", "replayed", "fine"),
+    [([20.3], 20.0, True), ([20.5], 20.0, False), ([19.5], 20.0, False), ([8.0], 7.0, True), ([], 20.0, False)],
+)
+def test_long_kernels_take_as_long_by_both_clocks(judge: Any, judged: list[float], replayed: float, fine: bool) -> None:
+    assert judge.agreement("rows-1", judged, replayed).passed is fine

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import fcntl
 import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -18,10 +20,11 @@ import torch
 
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.candidate_process import CandidateOrder
-from kcap.bench.judge.driver.protocol import Report, Result
+from kcap.bench.judge.driver.gpu_memory import GpuMemory, MappedMemory
+from kcap.bench.judge.driver.protocol import Report
 from kcap.bench.judge.input_pool import SEALS, Arena, ArenaMemory, InputPool, SetLayout
 from kcap.bench.judge.messages import BuildReport, Started, StartRequest
-from kcap.bench.judge.process import Done, ForkServer, Limits, NotBuilt, Process, ProcessEnded, remove_folder
+from kcap.bench.judge.process import Done, ForkServer, Limits, NotBuilt, Process, ProcessEnded, Stirred, remove_folder
 from kcap.errors import KcapError
 from kcap.replay.rebuild.memory import raw_bytes
 from kcap.schemas.flashinfer.definition import Definition
@@ -30,34 +33,56 @@ from kcap.schemas.flashinfer.solution import Solution
 SETS_BYTES = 256 << 20  # of inputs and outputs of one run, on the CPU
 MOST_SETS = 8192
 FEW = 3  # invocations of a first run
+MOST_PIECES = 4096
+NOWHERE = "its outputs are nowhere"
+RANDOM = secrets.SystemRandom()
 CPU_ALIGN, CUDA_ALIGN = 64, 512  # bytes: of torch's allocators
 
 
 @dataclass
 class OpenWorkload:
-    """What a candidate has open. `memory`: the descriptor of the addresses of its outputs, or on a GPU of the outputs
-    themselves; `arena`: None on a GPU.
+    """What a candidate has open. `addresses`: the descriptor of those of its outputs, and on a GPU of the arena behind
+    them; `captured`: invocations of its graph.
     """
 
     drawn: InputPool
-    memory: int
-    arena: Arena | None
-    upcast: int = 0  # of the last run
+    sets: int
+    addresses: int
+    arena: Arena
     called: bool = False
+    captured: int = 0
+
+    def address(self, number: int) -> int:
+        (found,) = protocol.ADDRESS.unpack(
+            os.pread(self.addresses, protocol.ADDRESS.size, number * protocol.ADDRESS.size)
+        )
+        return int(found)
 
     def close(self) -> None:
-        os.close(self.memory)
+        os.close(self.addresses)
+
+
+@dataclass(frozen=True)
+class Ran(Done):
+    """`outputs`: of invocations of the run that were chosen at random when it stood still, by their place in it. On a
+    GPU the clock runs until the judge has copies of them.
+    """
+
+    outputs: dict[int, list[torch.Tensor]] = field(default_factory=dict)
 
 
 @dataclass
 class Candidate(Process):
-    """`graphs`: on a GPU its batches are captured. `memory_file`: /proc/PID/mem, from which outputs are read."""
+    """`graphs`: on a GPU its batches are captured. Outputs are read from `memory_file`, /proc/PID/mem, or on a GPU from
+    `pieces` of its memory, by their addresses in the process.
+    """
 
     destination: bool = False
     graphs: bool = True
     workload: OpenWorkload | None = field(default=None, repr=False)
-    arena_memory: ArenaMemory | None = None
+    arena_memory: ArenaMemory | MappedMemory | None = None
     memory_file: int | None = None
+    pieces: dict[int, MappedMemory] = field(default_factory=dict)
 
     def open(self, drawn: InputPool, sets: int = FEW) -> None:
         """Make `drawn` the Workload that it runs, with inputs for `sets` invocations at a time."""
@@ -66,24 +91,23 @@ class Candidate(Process):
         if not again:
             self.spent = self.compiled = 0.0
         self.forget()
-        on_gpu = self.limits.gpu is not None
         flags = protocol.DESTINATION * self.destination + protocol.GRAPHS * self.graphs
-        slot = drawn.slot_bytes
-        layout = SetLayout.of(drawn, self.destination, CUDA_ALIGN if on_gpu else CPU_ALIGN)
-        sizes = drawn.size, slot, drawn.variants, sets, flags, layout.stride
-        content = protocol.open_message(drawn.contents, drawn.results, *sizes, [*layout.inputs, *layout.outputs])
-        memory = os.memfd_create("outputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        layout = SetLayout.of(drawn, self.destination, CUDA_ALIGN if self.limits.gpu_memory else CPU_ALIGN)
+        places = [*layout.inputs, *layout.outputs]
+        content = protocol.open_message(drawn.contents, drawn.results, sets, flags, layout.stride, places)
+        addresses = os.memfd_create("outputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(memory, max(sets * (slot if on_gpu else protocol.ADDRESS.size * len(drawn.results)), 1))
-            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
-            arena = None if on_gpu else Arena(drawn, layout, sets, self._memory_of(layout.stride * sets))
+            os.ftruncate(addresses, protocol.ADDRESS.size * (sets * len(drawn.results) + 1))
+            fcntl.fcntl(addresses, fcntl.F_ADD_SEALS, SEALS)
+            memory = self._memory_of(layout.stride * sets)
+            arena = Arena(drawn, layout, memory.bytes[: layout.stride * sets])
         except BaseException:
-            os.close(memory)
+            os.close(addresses)
             raise
-        self.workload = OpenWorkload(drawn, memory, arena, called=called)
-        source = drawn.pool if self.arena_memory is None else self.arena_memory.descriptor
-        assert source is not None
-        report = self.ask(content, [memory, source]).report
+        self.workload = OpenWorkload(drawn, sets, addresses, arena, called=called)
+        assert memory.descriptor is not None
+        report = self.ask(content, [addresses, memory.descriptor]).report
+        self._receive_pieces()
         if report.code != protocol.FINE:
             raise ProcessEnded(report.text)
 
@@ -93,69 +117,86 @@ class Candidate(Process):
         assert self.workload is not None
         return max(min(SETS_BYTES // max(self.workload.drawn.bytes, 1), MOST_SETS), 1)
 
-    def run(self, seed: int, numbers: Sequence[int], upcast: int = 0) -> Done:
-        """The invocations `numbers` of `seed`, which on a GPU follow one another; NoGraph if they cannot be captured.
+    def run(self, seed: int, numbers: Sequence[int], upcast: int = 0, chosen: int = 0) -> Ran:
+        """The invocations `numbers` of `seed`; NoGraph if they cannot be captured.
 
         Their inputs are there, and it is let run, only when the clock runs. `upcast`: floating ones are in float64.
+        `chosen`: how many invocations' outputs are wanted.
         """
-        work = self.workload
+        work, gpu = self.workload, self.limits.gpu_memory
         assert work is not None
-        first, count = numbers[0], len(numbers)
-        work.upcast, compiling = upcast, not work.called
-        told = 0 if work.arena else seed  # on the CPU nobody in its process needs to know it
-        if work.arena is None or not upcast:  # else there is nothing to prepare
-            prepared = self.ask(protocol.prepare_message(first, count, upcast, told), compiling=compiling)
-            if prepared.report.code == protocol.NO_GRAPH and self.graphs and self.limits.gpu:
-                raise NoGraph(self, prepared.report.text)
-            if prepared.report.code != protocol.FINE:
-                return prepared
-        if work.arena is not None:
-            work.arena.fill(seed, numbers)
-        done = self.ask(protocol.run_message(first, count, upcast, told), compiling=compiling)
+        count, compiling = len(numbers), not work.called
+        captures = gpu is not None and self.graphs and count > 1 and not upcast
+        if gpu or not upcast:  # else there is nothing to prepare
+            if captures and work.captured != count:  # it is called before, on inputs that do not count
+                work.arena.fill(fresh_seed(), range(count))
+            prepared = self.ask(protocol.prepare_message(count, upcast), compiling=compiling).report
+            if prepared.code == protocol.NO_GRAPH and self.graphs and gpu:
+                raise NoGraph(self, prepared.text)
+            if prepared.code != protocol.FINE:
+                return Ran(prepared, 0)
+            work.captured = count if captures else work.captured
+        work.arena.fill(seed, numbers)
+        if gpu:
+            self._check_quiet(gpu)
+        began = time.perf_counter_ns()
+        done = self.ask(protocol.run_message(count, upcast), compiling=compiling)
         work.called = True
-        return done
+        if done.report.code != protocol.FINE:
+            return Ran(done.report, done.elapsed_ns)
+        places = RANDOM.sample(range(count), min(chosen, count))
+        outputs = {place: self._outputs(place, upcast) for place in places}
+        elapsed = done.elapsed_ns
+        if gpu:
+            gpu.wait()
+            elapsed = max(elapsed, time.perf_counter_ns() - began)
+            self._check_quiet(gpu)
+        return Ran(done.report, elapsed, outputs)
 
     def nothing(self) -> int:
         """Nanoseconds of a run of no invocations: what the way there and back takes."""
-        return self.ask(protocol.run_message(0, 0, 0)).elapsed_ns
+        began = time.perf_counter_ns()
+        elapsed = self.ask(protocol.run_message(0, 0)).elapsed_ns
+        if self.limits.gpu_memory is None:
+            return elapsed
+        self._receive_pieces()
+        self.limits.gpu_memory.wait()
+        return max(elapsed, time.perf_counter_ns() - began)
 
-    def deliver(self, numbers: Sequence[int]) -> Report:
-        """Make what these invocations of the last run, counted from 0, returned readable here, and look whether their
-        inputs are as they were.
-        """
-        work = self.workload
-        assert work is not None
-        if work.arena is None:
-            return self.ask(protocol.deliver_message(numbers)).report
-        changed = next((name for name in map(work.arena.changed, numbers) if name is not None), None)
+    def changed(self, places: Iterable[int]) -> Report:
+        """Whether the inputs of these invocations of the last run are as they were."""
+        assert self.workload is not None
+        changed = next((name for name in map(self.workload.arena.changed, places) if name is not None), None)
         if changed is None:
             return Report(protocol.FINE)
         return Report(protocol.INPUT, text=f"changed its input {changed}")
 
-    def outputs(self, number: int) -> list[torch.Tensor]:
-        """Copies of those of invocation `number` of the last run; ProcessEnded where it leaves none to be read."""
-        work = self.workload
+    def _outputs(self, place: int, upcast: int) -> list[torch.Tensor]:
+        """Copies of those of one invocation of the last run; ProcessEnded where it leaves none to be read."""
+        work, gpu = self.workload, self.limits.gpu_memory
         assert work is not None
+        self._receive_pieces()
         found = []
         for index, result in enumerate(work.drawn.results):
-            wide = work.upcast and result.dtype.is_floating_point
-            room = torch.empty(result.shape, dtype=torch.float64 if wide else result.dtype)
+            wide = upcast and result.dtype.is_floating_point
+            dtype = torch.float64 if wide else result.dtype
+            room = torch.empty(result.shape, dtype=dtype, device=gpu.device if gpu else "cpu")
             if room.numel():
-                self._read(number, index, result, memoryview(raw_bytes(room).numpy()))
+                self._read(place, index, raw_bytes(room))
             found.append(room)
         return found
 
-    def _read(self, number: int, index: int, result: Result, room: memoryview) -> None:
+    def _read(self, place: int, index: int, room: torch.Tensor) -> None:
         work = self.workload
         assert work is not None
-        if work.arena is None:
-            os.preadv(work.memory, [room], number * work.drawn.slot_bytes + result.offset)
-        elif self.destination:
-            room[:] = work.arena.output(number, index)
+        if self.destination:
+            room.copy_(work.arena.output(place, index))
+            return
+        address = work.address(place * len(work.drawn.results) + index)
+        if self.limits.gpu_memory is None:
+            self._read_memory(address, memoryview(room.numpy()))
         else:
-            place = (number * len(work.drawn.results) + index) * protocol.ADDRESS.size
-            (address,) = protocol.ADDRESS.unpack(os.pread(work.memory, protocol.ADDRESS.size, place))
-            self._read_memory(address, room)
+            room.copy_(self._bytes_at(address, len(room)))
 
     def _read_memory(self, address: int, room: memoryview) -> None:
         """Of the process itself, which stands still."""
@@ -166,18 +207,64 @@ class Candidate(Process):
             except (OSError, OverflowError):
                 count = 0
             if not count:
-                raise ProcessEnded(f"its outputs are nowhere: {self.end(keep=True)}")
+                raise ProcessEnded(f"{NOWHERE}: {self.end(keep=True)}")
             address, room = address + count, room[count:]
+
+    def _bytes_at(self, address: int, size: int) -> torch.Tensor:
+        """Of memory of a GPU that its driver made, or that it was given."""
+        assert self.workload is not None
+        arena = self.workload.address(self.workload.sets * len(self.workload.drawn.results))
+        known = [(base, piece.bytes) for base, piece in self.pieces.items()]
+        for base, memory in [(arena, self.workload.arena.bytes), *known]:
+            if base <= address and address + size <= base + len(memory):
+                return memory[address - base :][:size]
+        raise ProcessEnded(f"{NOWHERE}: {self.end(keep=True)}")
+
+    def _receive_pieces(self) -> None:
+        """Note what its driver has told of memory of a GPU since."""
+        gpu, place = self.limits.gpu_memory, socket.CMSG_SPACE(array.array("i").itemsize)
+        while gpu is not None:
+            try:
+                content, ancillary, _, _ = self.channel.recvmsg(protocol.PIECE.size, place, socket.MSG_DONTWAIT)
+            except OSError:
+                return
+            if len(content) != protocol.PIECE.size:
+                return
+            base, size = protocol.PIECE.unpack(content)
+            descriptors = array.array("i", b"".join(data for *_, data in ancillary))
+            self._receive_piece(gpu, base, size, descriptors)
+
+    def _receive_piece(self, gpu: GpuMemory, base: int, size: int, descriptors: Sequence[int]) -> None:
+        if base in self.pieces:
+            self.pieces.pop(base).close()
+        try:
+            if size and len(descriptors) == 1 and len(self.pieces) < MOST_PIECES:
+                self.pieces[base] = gpu.open(descriptors[0], size)
+        except KcapError as error:
+            raise ProcessEnded(f"its memory is not what it says, {error}: {self.end(keep=True)}") from None
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _check_quiet(self, gpu: GpuMemory) -> None:
+        """Stirred, where its kernels run while it stands still; KcapError, where others' do."""
+        if gpu.quiet():
+            return
+        self.end(keep=True)
+        if gpu.soon_quiet():
+            raise Stirred("the GPU went on working for it when it had been stopped")
+        raise KcapError(f"others use {gpu.device}: nothing can be judged beside them")
 
     def forget(self) -> None:
         work, self.workload = self.workload, None
         if work is not None:
             work.close()
 
-    def _memory_of(self, size: int) -> ArenaMemory:
+    def _memory_of(self, size: int) -> ArenaMemory | MappedMemory:
+        gpu = self.limits.gpu_memory
         if self.arena_memory is None or self.arena_memory.size < size:
             self._close_memory()
-            self.arena_memory = ArenaMemory(max(size, 1))
+            self.arena_memory = gpu.share(size) if gpu else ArenaMemory(max(size, 1))
         return self.arena_memory
 
     def _close_memory(self) -> None:
@@ -191,6 +278,8 @@ class Candidate(Process):
             os.close(file)
         super()._close()
         self._close_memory()
+        while self.pieces:
+            self.pieces.popitem()[1].close()
 
 
 def fresh_seed() -> int:

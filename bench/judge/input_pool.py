@@ -1,9 +1,7 @@
 """The inputs of a Workload, drawn afresh for every invocation, and the memory in which a candidate has them.
 
-On the CPU the judge fills an `Arena` that it shares with a candidate, while that stands still: nothing can be computed
-ahead, and filling is in no time. On a GPU the driver fills the device's memory from a pool of content that it is given:
-what is random lies there in more elements than one invocation takes, which begins anywhere; what a rule made comes in
-several variants.
+The judge fills an `Arena` that it shares with a candidate, while that stands still: nothing can be computed ahead, and
+filling is in no time. On a GPU it lies in the device's memory, and is filled there.
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ import fcntl
 import mmap
 import os
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,31 +19,22 @@ import torch
 from kcap.bench.accuracy import RTOL
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.protocol import Content, Result
-from kcap.replay.datasets.inputs import WorkloadInputs, definition_dtype, draw_tensor, make_inputs
+from kcap.replay.datasets.inputs import WorkloadInputs, definition_dtype
 from kcap.replay.datasets.invocations import InvocationDraws, Spread
 from kcap.replay.rebuild.memory import raw_bytes
 from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.flashinfer.definition import Definition, Workload
 
-VARIANTS = 3
-LEAST_SLACK, MOST_SLACK = 1 << 12, 1 << 22  # elements
-SLACK_SHARE = 4  # of an input's elements, one in so many
-
 
 @dataclass
 class InputPool:
-    """`contents` and `results`: inputs and outputs, as the driver is told of them. `pool`: a sealed file in memory that
-    a GPU's driver fills inputs from, of `size` bytes with `variants` of what rules made.
-    """
+    """`contents` and `results`: inputs and outputs, as the driver is told of them."""
 
     definition: Definition
     draws: InvocationDraws
     contents: list[Content]
     results: list[Result]
-    pool: int | None = None
-    size: int = 0
-    variants: int = 1
 
     @property
     def example(self) -> WorkloadInputs:
@@ -61,45 +49,19 @@ class InputPool:
     def bytes(self) -> int:
         """Of one set of inputs and outputs."""
         inputs = (int(value.nbytes) for value in self.example.inputs if isinstance(value, torch.Tensor))
-        return sum(inputs) + self.slot_bytes
-
-    @property
-    def slot_bytes(self) -> int:
-        """Reserved for one set of outputs."""
-        return sum(result.reserved for result in self.results)
+        return sum(inputs) + sum(result.bytes for result in self.results)
 
     def with_outputs_of(self, definition: Definition) -> InputPool:
         """The same inputs for another form of the Definition."""
         return replace(self, definition=definition, results=_results(definition, self.example))
 
 
-@contextmanager
-def open_input_pool(
-    definition: Definition,
-    workload: Workload,
-    dataset: Dataset | None,
-    limit: int | None,
-    spread: Spread | None = None,
-    on_gpu: bool = False,
-) -> Iterator[InputPool]:
-    """Fresh inputs; raises what `make_inputs` does. They end with the context."""
+def draw_inputs(
+    definition: Definition, workload: Workload, dataset: Dataset | None, limit: int | None, spread: Spread | None = None
+) -> InputPool:
+    """Fresh inputs; raises what `make_inputs` does."""
     draws = InvocationDraws(definition, workload, dataset, secrets.randbits(62), spread, limit=limit)
-    contents, results = _contents(definition, draws.example), _results(definition, draws.example)
-    if not on_gpu:
-        yield InputPool(definition, draws, contents, results)
-        return
-    variants = [draws.example]
-    if "ruled" in draws.example.origins.values():
-        more = (
-            make_inputs(definition, workload, dataset, "cpu", secrets.randbits(62), limit) for _ in range(VARIANTS - 1)
-        )
-        variants += [variant for variant in more if variant.axes == variants[0].axes]
-    pool = os.memfd_create("inputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        contents, size = _fill_pool(pool, definition, contents, variants)
-        yield InputPool(definition, draws, contents, results, pool, size, len(variants))
-    finally:
-        os.close(pool)
+    return InputPool(definition, draws, _contents(definition, draws.example), _results(definition, draws.example))
 
 
 def _contents(definition: Definition, inputs: WorkloadInputs) -> list[Content]:
@@ -107,61 +69,23 @@ def _contents(definition: Definition, inputs: WorkloadInputs) -> list[Content]:
     for name, value in zip(definition.inputs, inputs.inputs, strict=True):
         if isinstance(value, torch.Tensor):
             dtype = protocol.dtype_name(value.dtype)
-            written = name in definition.written_inputs
-            contents.append(Content(protocol.FIXED, 0, name, dtype, tuple(value.shape), written=written))
+            contents.append(Content(protocol.TENSOR, 0, name, dtype, tuple(value.shape)))
         else:
             contents.append(replace(protocol.scalar_content(value), name=name))
     return contents
 
 
 def _results(definition: Definition, inputs: WorkloadInputs) -> list[Result]:
-    results, end = [], 0
+    results = []
     for name, output in definition.outputs.items():
         dtype, shape = definition_dtype(output.dtype), definition.sizes(output.shape or (), inputs.axes)
         if dtype.is_floating_point and dtype not in RTOL:
             raise Skip(f"outputs.{name}: a Definition with outputs of {output.dtype} is not supported")
-        reserved = aligned(max(dtype.itemsize, 8 if dtype.is_floating_point else 1) * torch.Size(shape).numel())
-        results.append(Result(name, dtype, tuple(shape), end, reserved))
-        end += reserved
+        results.append(Result(name, dtype, tuple(shape)))
     return results
 
 
-def _fill_pool(
-    pool: int, definition: Definition, contents: Sequence[Content], variants: list[WorkloadInputs]
-) -> tuple[list[Content], int]:
-    """Write the content of all inputs to `pool`, and seal it; where each lies, and the bytes."""
-    end, placed = 0, []
-    for index, (name, content) in enumerate(zip(definition.inputs, contents, strict=True)):
-        values = [variant.inputs[index] for variant in variants]
-        first = values[0]
-        if not isinstance(first, torch.Tensor):
-            placed.append(content)
-        elif variants[0].origins[name] == "drawn":
-            slack = min(max(first.numel() // SLACK_SHARE, LEAST_SLACK), MOST_SLACK) if first.numel() else 0
-            generator = torch.Generator().manual_seed(secrets.randbits(62))
-            more = draw_tensor([slack], definition.inputs[name].dtype, generator)
-            _write(pool, torch.cat([raw_bytes(first), raw_bytes(more)]), end)
-            placed.append(replace(content, kind=protocol.POOLED, offset=end, slack=slack))
-            end = aligned(end + (first.numel() + slack) * first.itemsize)
-        else:
-            stride = aligned(first.nbytes)
-            for number, value in enumerate(values):
-                _write(pool, value, end + number * stride)
-            placed.append(replace(content, offset=end, stride=stride))
-            end += len(values) * stride
-    os.ftruncate(pool, max(end, 1))
-    fcntl.fcntl(pool, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    return placed, max(end, 1)
-
-
-def _write(pool: int, tensor: torch.Tensor, offset: int) -> None:
-    content = memoryview(raw_bytes(tensor).numpy())
-    while content:
-        done = os.pwrite(pool, content, offset)
-        content, offset = content[done:], offset + done
-
-
-def aligned(size: int, to: int = 64) -> int:
+def aligned(size: int, to: int) -> int:
     return -(-size // to) * to
 
 
@@ -198,7 +122,7 @@ class SetLayout:
 
 
 class ArenaMemory:
-    """Memory that the judge and one candidate share. It outlasts a Workload: pages are slow to come by."""
+    """Memory that the judge and one candidate share on the CPU. It outlasts a Workload: pages are slow to come by."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -222,11 +146,11 @@ class ArenaMemory:
 
 
 class Arena:
-    """Sets of inputs of one candidate's invocations on the CPU, and of outputs in destination passing style."""
+    """Sets of inputs of one candidate's invocations, and of outputs in destination passing style, in bytes."""
 
-    def __init__(self, drawn: InputPool, layout: SetLayout, sets: int, memory: ArenaMemory) -> None:
-        self.drawn, self.layout = drawn, layout
-        self._bytes = memory.bytes[: layout.stride * sets].view(sets, layout.stride)
+    def __init__(self, drawn: InputPool, layout: SetLayout, memory: torch.Tensor) -> None:
+        self.drawn, self.layout, self.bytes = drawn, layout, memory
+        self._bytes = memory.view(-1, layout.stride)
         self._written = {*drawn.definition.written_inputs}
         self._filled: tuple[int, Sequence[int]] = (0, ())
 
@@ -242,14 +166,16 @@ class Arena:
             self._bytes[: len(numbers), at : at + result.bytes].fill_(0xFF)
         if isinstance(numbers, range):
             self.drawn.draws.fill(seed, numbers.start, self._inputs(slice(len(numbers))))
-            return
-        for place, number in enumerate(numbers):
-            self.drawn.draws.fill(seed, number, self._inputs(slice(place, place + 1)))
+        else:
+            for place, number in enumerate(numbers):
+                self.drawn.draws.fill(seed, number, self._inputs(slice(place, place + 1)))
+        if self._bytes.is_cuda:
+            torch.cuda.synchronize(self._bytes.device)
 
     def changed(self, place: int) -> str | None:
         """The name of an input in a set of the last run that is not what it was, and must be."""
         seed, numbers = self._filled
-        drawn = self.drawn.draws.draw(seed, numbers[place])
+        drawn = self.drawn.draws.draw(seed, numbers[place], self._bytes.device)
         inputs = self._inputs(slice(place, place + 1))
         for name, found, value in zip(self.drawn.definition.inputs, inputs, drawn, strict=True):
             if found is None or name in self._written:
@@ -258,10 +184,10 @@ class Arena:
                 return name
         return None
 
-    def output(self, number: int, index: int) -> memoryview:
+    def output(self, number: int, index: int) -> torch.Tensor:
         """The bytes of an output in destination passing style."""
         at, size = self.layout.outputs[index], self.drawn.results[index].bytes
-        return memoryview(self._bytes[number, at : at + size].numpy())
+        return self._bytes[number, at : at + size]
 
     def _inputs(self, sets: slice) -> list[torch.Tensor | None]:
         """Each [sets, *shape]; None for a scalar."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kcap.bench.judge.candidate import FEW, Candidate, NoGraph, start_candidate
-from kcap.bench.judge.input_pool import open_input_pool
+from kcap.bench.judge.input_pool import draw_inputs
 from kcap.bench.judge.process import POISON, ForkServer, Limits, NotBuilt, ProcessEnded, Stirred, TooSlow
 from kcap.bench.judge.reference import (
     AtFault,
@@ -104,30 +104,25 @@ class Judge:
             self.launched.add(definition.name)
 
     def _attempt(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
-        with ExitStack() as opened:
-            try:
-                truth = self._truth(definition, workload, opened)
-                verdict = self._trial(solution, truth)
-            except AtFault:
-                self._drop_references()
-                raise
-            notes = [*truth.drawn.example.notes, *truth.precision.notes, *timing_caveats(verdict.get("time"))]
-            return {**verdict, "notes": notes}
+        try:
+            truth = self._truth(definition, workload)
+            verdict = self._trial(solution, truth)
+        except AtFault:
+            self._drop_references()
+            raise
+        notes = [*truth.drawn.example.notes, *truth.precision.notes, *timing_caveats(verdict.get("time"))]
+        return {**verdict, "notes": notes}
 
-    def _truth(self, definition: Definition, workload: Workload, opened: ExitStack) -> ReferenceOracle:
-        """On the widest spread of inputs by which the reference can be judged, or the one that was before. `opened` has
-        what is to be closed.
-        """
+    def _truth(self, definition: Definition, workload: Workload) -> ReferenceOracle:
+        """On the widest spread of inputs by which the reference can be judged, or the one that was before."""
         dataset = Dataset(self.root) if self.root else None
-        on_gpu, key = self.limits.gpu is not None, (definition.name, workload.uuid)
+        key = definition.name, workload.uuid
 
         def on_spread(spread: Spread, known: ReferencePrecision | None = None) -> ReferenceOracle:
-            with ExitStack() as tried:
-                pool = open_input_pool(definition, workload, dataset, self.limits.memory, spread, on_gpu)
-                truth = open_oracle(partial(self._reference, definition), tried.enter_context(pool), known)
-                self.settled[key] = spread, truth.precision
-                opened.push(tried.pop_all())
-                return truth
+            drawn = draw_inputs(definition, workload, dataset, self.limits.memory, spread)
+            truth = open_oracle(partial(self._reference, definition), drawn, known)
+            self.settled[key] = spread, truth.precision
+            return truth
 
         settled = self.settled.get(key)
         return on_spread(*settled) if settled else with_widest_spread(definition, on_spread)

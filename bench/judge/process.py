@@ -24,6 +24,7 @@ import orjson
 
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.device import Gpu
+from kcap.bench.judge.driver.gpu_memory import GpuMemory
 from kcap.bench.judge.messages import Ended, EndRequest, Refusal, Started, StartRequest
 from kcap.bench.sandbox import keeper
 from kcap.errors import KcapError
@@ -47,6 +48,7 @@ class Limits:
     scratch: Path
     hidden: tuple[Path, ...] = ()
     gpu: Gpu | None = None
+    gpu_memory: GpuMemory | None = None
     option: str = "--timeout"
 
 

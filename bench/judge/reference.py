@@ -265,11 +265,13 @@ def _outputs(reference: Candidate, seed: int, numbers: Sequence[int], upcast: in
     if len(numbers) > most:
         return [*_outputs(reference, seed, numbers[:most], upcast), *_outputs(reference, seed, numbers[most:], upcast)]
     try:
-        report = reference.run(seed, numbers, upcast).report
+        places = range(len(numbers))
+        done = reference.run(seed, numbers, upcast, chosen=len(numbers))
+        report = done.report
         if report.code == protocol.FINE:
-            report = reference.deliver(range(len(numbers)))
+            report = reference.changed(places)
         if report.code == protocol.FINE:
-            return [reference.outputs(place) for place in range(len(numbers))]
+            return [done.outputs[place] for place in places]
     except (ProcessEnded, TooSlow) as error:
         raise unanswered(error) from None
     words = "its reference" if report.code == protocol.INPUT else "its reference fails:"

@@ -8,10 +8,11 @@ and back takes is measured with a run of no invocations, and batches are so long
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
+
+import torch
 
 from kcap.bench.judge.candidate import FEW, Candidate, fresh_seed
 from kcap.bench.judge.driver import protocol
@@ -31,7 +32,6 @@ FEWEST, FEWEST_OF_REFERENCE = 5, 3  # batches
 MOST_GROWTH = 64  # times the invocations, from one batch to the next: a clock may be disturbed
 MOST_ON_GPU = 4096  # invocations in one graph
 GPU_SHARE = 4  # of the free memory, one part in so many
-RANDOM = secrets.SystemRandom()
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,10 @@ class TimedPair:
 
 @dataclass(frozen=True)
 class Batch:
-    """A run whose time counts. `chosen`: invocations of it at random, which nobody knew while it ran."""
+    """A run whose time counts. `outputs`: of invocations of it at random, which nobody knew while it ran."""
 
     seed: int
-    count: int
-    chosen: list[int]
+    outputs: dict[int, list[torch.Tensor]]
 
 
 def time_both(ours: Batches, theirs: Batches, seconds: float, compare: Callable[[Batch], None]) -> TimedPair:
@@ -87,11 +86,11 @@ class Batches:
     def take(self) -> tuple[float, Batch]:
         """Run one batch: its mean time, and what of it is to be compared."""
         seed = fresh_seed()
-        done = self.candidate.run(seed, range(self.count))
+        done = self.candidate.run(seed, range(self.count), chosen=CHOSEN)
         check_report(done.report, self.wrong)
         self.method = protocol.METHODS[done.report.method % len(protocol.METHODS)]
         self.samples_us.append(done.elapsed_ns / self.count / 1e3)
-        return self.samples_us[-1], Batch(seed, self.count, RANDOM.sample(range(self.count), min(CHOSEN, self.count)))
+        return self.samples_us[-1], Batch(seed, done.outputs)
 
     @property
     def long_enough(self) -> bool:

@@ -10,7 +10,7 @@ from kcap.bench.accuracy import SAME, Difference, Truth, describe_tolerances, wo
 from kcap.bench.accuracy.wrong_elements import wrong_elements
 from kcap.bench.judge.candidate import FEW, Candidate, fresh_seed
 from kcap.bench.judge.reference import ReferenceOracle, at_fault, comparisons_needed
-from kcap.bench.judge.timing import RANDOM, Batch, TimedPair, guess_count, size_batches, time_both
+from kcap.bench.judge.timing import Batch, TimedPair, guess_count, size_batches, time_both
 from kcap.bench.judge.verdict import (
     CONSTANT,
     STALE,
@@ -75,10 +75,10 @@ class Trial:
     def _before(self) -> None:
         """The first invocations, all of which are compared."""
         seed = fresh_seed()
-        done = self.candidate.run(seed, range(FEW))
+        done = self.candidate.run(seed, range(FEW), chosen=FEW)
         check_report(done.report)
         self.first_ns = done.elapsed_ns
-        compared = self._compare(Batch(seed, FEW, [*range(FEW)]))
+        compared = self._compare(Batch(seed, done.outputs))
         wrong = [reason for reason, _ in compared if reason]
         if wrong:
             hack = self.seen.constant and not wrong[0].endswith(NOT_FINITE)
@@ -99,18 +99,21 @@ class Trial:
         """As many that a constant or a remembered answer fails, where there are few that are right."""
         while len(self.truths) < min(comparisons_needed(self.truths) or 0, MOST_COMPARED):
             seed = fresh_seed()
-            check_report(self.candidate.run(seed, range(count)).report)
-            wanted = min(MOST_COMPARED - len(self.truths), count)
-            self._compare_timed(Batch(seed, count, RANDOM.sample(range(count), wanted)))
+            done = self.candidate.run(seed, range(count), chosen=MOST_COMPARED - len(self.truths))
+            check_report(done.report)
+            self._compare_timed(Batch(seed, done.outputs))
 
     def _compare(self, batch: Batch) -> list[tuple[str | None, str | None]]:
         """Of each chosen invocation: why its outputs are wrong, None where they are right; and how they show that it
         did not work on its inputs.
         """
-        check_report(self.candidate.deliver(batch.chosen))
-        found = [self.candidate.outputs(number) for number in batch.chosen]
-        truths = self.truth.truths(batch.seed, batch.chosen, own=False)
-        return [self._note(*each, batch.seed) for each in zip(found, truths, batch.chosen, strict=True)]
+        numbers = sorted(batch.outputs)
+        check_report(self.candidate.changed(numbers))
+        truths = self.truth.truths(batch.seed, numbers, own=False)
+        return [
+            self._note(batch.outputs[number], truth, number, batch.seed)
+            for number, truth in zip(numbers, truths, strict=True)
+        ]
 
     def _note(self, outputs: Outputs, truth: Truth, number: int, seed: int) -> tuple[str | None, str | None]:
         off = truth.differences(outputs)

@@ -19,6 +19,7 @@ import torch
 from pydantic import ValidationError
 
 from kcap.bench.judge.driver.device import describe_device
+from kcap.bench.judge.driver.gpu_memory import GpuMemory
 from kcap.bench.judge.judge import Judge
 from kcap.bench.judge.messages import JudgeRequest, JudgeSession
 from kcap.bench.judge.process import ForkServer, ForkServerGone, Limits
@@ -92,6 +93,7 @@ def open_judge(session: JudgeSession) -> Judge:
         scratch=scratch,
         hidden=tuple(Path(path) for path in session.get("hidden", ())),
         gpu=gpu,
+        gpu_memory=GpuMemory(device) if gpu else None,
     )
     root = Path(session["root"]) if session.get("root") else None
     server = ForkServer(quiet_threads(threads))

@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from kcap.replay.datasets import device_draws
+from kcap.replay.datasets.device_draws import RowShape
 from kcap.replay.datasets.inputs import WorkloadInputs, draft_inputs, draw_tensor, make_inputs, read_given
 from kcap.replay.rebuild.rebuild import SMALL_INTEGERS
 from kcap.schemas.files.python_source import parse
@@ -105,7 +107,9 @@ class InvocationDraws:
         self.example: WorkloadInputs = make_inputs(definition, workload, dataset, "cpu", secret, limit)
         self._secret = secret
         self._given = read_given(definition, workload, dataset)
-        self._pools: dict[str, torch.Tensor] = {}
+        self._pools: dict[tuple[str, torch.device], torch.Tensor] = {}
+        self._on_device: dict[int, torch.Tensor] = {}  # of a GPU: what a Workload gives, by its place
+        self._stacked: dict[str, torch.Tensor] = {}  # on a GPU, by input: what rules made for a seed
         self._seed, self._variants = -1, dict[int, dict[str, torch.Tensor]]()
 
     @property
@@ -113,10 +117,12 @@ class InvocationDraws:
         """Whether one invocation's inputs differ from the next's."""
         return any(origin != "given" for origin in self.example.origins.values())
 
-    def draw(self, seed: int, number: int) -> list[Any]:
+    def draw(self, seed: int, number: int, device: torch.device | str = "cpu") -> list[Any]:
         """The inputs of invocation `number` of `seed`, in the Definition's order."""
         places = [
-            torch.empty((1, *value.shape), dtype=value.dtype) if isinstance(value, torch.Tensor) else None
+            torch.empty((1, *value.shape), dtype=value.dtype, device=device)
+            if isinstance(value, torch.Tensor)
+            else None
             for value in self.example.inputs
         ]
         self.fill(seed, number, places)
@@ -127,30 +133,62 @@ class InvocationDraws:
         """Fill `places` with the inputs of the invocations of `seed` from number `first` on.
 
         Each is [invocations, *shape of the input], with any stride of the first axis and the rest contiguous; None for
-        a scalar, or an input that is not wanted.
+        a scalar, or an input that is not wanted. On a GPU the numbers are others than on the CPU.
         """
         for index, (name, place) in enumerate(zip(self.definition.inputs, places, strict=True)):
             if place is None or not place.numel():
                 continue
             origin, dtype = self.example.origins[name], self.definition.inputs[name].dtype
             if origin == "given":
-                place.copy_(self.example.inputs[index])
+                place.copy_(self._given_for(index, place.device))
             elif origin == "ruled" and name not in self.example.free_integers:
-                for offset in range(len(place)):
-                    place[offset].copy_(self._variant(seed, first + offset)[name])
+                self._fill_by_rule(place, name, seed, first)
             elif dtype in ("float32", "float16", "bfloat16"):
                 self._fill_floats(place, dtype, _stream(seed ^ self._secret, index), first)
             elif dtype.startswith("float"):
                 self._fill_bytes(place, dtype, _stream(seed ^ self._secret, index), first)
+            elif place.is_cuda:
+                stream = _stream(seed ^ self._secret, index)
+                device_draws.fill_integers(place.view(len(place), -1), *_bounds(dtype), stream, first)
             else:
                 for offset in range(len(place)):
                     _fill_integers(place[offset], dtype, [seed, self._secret, first + offset, index])
+
+    def _given_for(self, index: int, device: torch.device) -> torch.Tensor:
+        value: torch.Tensor = self.example.inputs[index]
+        if device.type == "cpu":
+            return value
+        if index not in self._on_device:
+            self._on_device[index] = value.to(device)
+        return self._on_device[index]
+
+    def _fill_by_rule(self, place: torch.Tensor, name: str, seed: int, first: int) -> None:
+        if not place.is_cuda:
+            for offset in range(len(place)):
+                place[offset].copy_(self._variant(seed, first + offset)[name])
+            return
+        chosen = place.new_empty((len(place), 1), dtype=torch.int64)
+        count = self._variant_count or MOST_VARIANTS  # more would take longer than what they are made for
+        device_draws.fill_integers(chosen, 0, count - 1, _stream(seed ^ self._secret, -1), first)
+        place.copy_(self._variants_on_device(seed, name, count, place.device)[chosen.view(-1)])
+
+    def _variants_on_device(self, seed: int, name: str, count: int, device: torch.device) -> torch.Tensor:
+        """[variants, *shape of the input]."""
+        made = [self._variant_of(seed, key) for key in range(count)]
+        if name not in self._stacked:
+            self._stacked[name] = torch.stack([variant[name] for variant in made]).to(device)
+        return self._stacked[name]
 
     def _fill_floats(self, place: torch.Tensor, dtype: str, stream: int, first: int) -> None:
         size = place[0].numel()
         width = place.shape[-1] if place.dim() > 1 and place.shape[-1] >= SHORTEST_ROW else size
         parts = PARTS if width >= LEAST_PARTED and width % PARTS == 0 else 1
-        pool, spread = self._pool(dtype), self.spread
+        pool, spread = self._pool(dtype, place.device), self.spread
+        widest = spread.octaves, spread.offset, spread.outlier
+        if place.is_cuda:
+            shape = RowShape(size // width, width, parts, SHORTEST_WITH_OUTLIER)
+            device_draws.fill_floats(place.view(len(place), -1), pool, widest, shape, stream, first)
+            return
         _library().kcap_fill_floats(
             ctypes.c_void_p(place.data_ptr()),
             ctypes.c_uint64(place.stride(0) * place.itemsize),
@@ -159,35 +197,44 @@ class InvocationDraws:
             place.itemsize * 8,
             dtype == "bfloat16",
             struct.pack("=QQQ", pool.data_ptr(), *pool.shape),
-            struct.pack("=fff", spread.octaves, spread.offset, spread.outlier),
+            struct.pack("=fff", *widest),
             struct.pack("=QQQQ", size // width, width, parts, SHORTEST_WITH_OUTLIER),
             ctypes.c_uint64(stream),
         )
 
     def _fill_bytes(self, place: torch.Tensor, dtype: str, stream: int, first: int) -> None:
         """Fill `place` with pieces of 8-bit floats as they are."""
-        pool, raw = self._pool(dtype), place.view(torch.uint8).view(len(place), -1)
+        pool, raw = self._pool(dtype, place.device), place.view(torch.uint8).view(len(place), -1)
+        if place.is_cuda:
+            device_draws.fill_pieces(raw, pool, stream, first)
+            return
         pieces = -(-raw.shape[1] // pool.shape[1])
         for offset, target in enumerate(raw):
             chosen = np.random.Generator(np.random.PCG64([stream, first + offset])).integers(0, len(pool), pieces)
             target.copy_(pool.index_select(0, torch.from_numpy(chosen)).view(-1)[: len(target)])
 
-    def _pool(self, dtype: str) -> torch.Tensor:
+    def _pool(self, dtype: str, device: torch.device) -> torch.Tensor:
         """[pieces, elements of a piece], numbers of `dtype` in float32; of 8-bit floats their bytes."""
-        if dtype not in self._pools:
+        key = dtype, device
+        if key not in self._pools:
             generator = torch.Generator().manual_seed(self._secret ^ len(self._pools) + 1)
             drawn = draw_tensor([POOL_ELEMENTS], dtype, generator)
             wide = drawn.float() if drawn.itemsize > 1 else drawn.view(torch.uint8)
-            self._pools[dtype] = wide.view(-1, PIECE_BYTES // drawn.itemsize)
-        return self._pools[dtype]
+            self._pools[key] = wide.view(-1, PIECE_BYTES // drawn.itemsize).to(device)
+        return self._pools[key]
 
     def _variant(self, seed: int, number: int) -> dict[str, torch.Tensor]:
         """What rules make for an invocation, by input."""
         count = self._variant_count
-        key = _stream(seed ^ self._secret ^ number, -1) % count if count else number
-        if self._seed != seed or not count:
+        if not count:
+            self._variants.clear()
+        return self._variant_of(seed, _stream(seed ^ self._secret ^ number, -1) % count if count else number)
+
+    def _variant_of(self, seed: int, key: int) -> dict[str, torch.Tensor]:
+        if self._seed != seed:
             self._seed = seed
             self._variants.clear()
+            self._stacked.clear()
         if key not in self._variants:
             self._variants[key] = self._made_by_rules(_stream(seed ^ self._secret, key) >> 1)
         return self._variants[key]
@@ -217,8 +264,13 @@ def _library() -> ctypes.CDLL:
     return ctypes.CDLL(str(native_build.build([Path(__file__).with_name("float_draws.cpp")])))
 
 
+def _bounds(dtype: str) -> tuple[int, int]:
+    """The least and the greatest integer that is drawn."""
+    return {"bool": (0, 1), "int8": (-128, 127)}.get(dtype, SMALL_INTEGERS)
+
+
 def _fill_integers(place: torch.Tensor, dtype: str, key: list[int]) -> None:
-    low, high = {"bool": (0, 1), "int8": (-128, 127)}.get(dtype, SMALL_INTEGERS)
+    low, high = _bounds(dtype)
     generator = np.random.Generator(np.random.PCG64([number & (1 << 64) - 1 for number in key]))
     place.copy_(torch.from_numpy(generator.integers(low, high + 1, tuple(place.shape), dtype=np.dtype(dtype))))
 

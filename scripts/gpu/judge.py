@@ -3,8 +3,9 @@
     python scripts/gpu/judge.py [--only NAME]… [--all] [--limit SECONDS] [-o FILE.jsonl]
 
 Judges the Solutions of tests/bench/honest and tests/bench/cheats that need a GPU, and the honest ones that do not
-(--all: the other cheats, too), one after another in one judge worker; then RMSNorm on the shapes of a Llama-3.1-8B, as
-torch and as Triton have it, by `kcap bench`. An Outcome is a line of FILE as soon as it is there. Prints a short table
+(--all: the other cheats, too), one after another in one judge worker; before that RMSNorm on the shapes of a
+Llama-3.1-8B, as torch and as Triton have it, by `kcap bench`, with the reference's times beside those of `kcap replay`:
+of more than 10 µs they agree within 2 %. An Outcome is a line of FILE as soon as it is there. Prints a short table
 last: what was not as it must be, and the times. When the limit is over, what is left is told and not tried. Needs an
 NVIDIA GPU and a C++ compiler (CUDA Solutions: nvcc); exits with 1 where something is not as it must be, or nothing was
 there to judge.
@@ -19,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, BinaryIO
 
 import pytest
@@ -31,6 +33,7 @@ from kcap.errors import CallError, KcapError
 from kcap.schemas.flashinfer.dataset import write_dataset
 from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor, RandomInput, Workload
 from kcap.schemas.results import outcome as outcomes_file
+from kcap.schemas.results.measurement import read_measurements
 from kcap.schemas.results.outcome import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +45,7 @@ from judging import Bench, bench  # noqa: E402
 TIMEOUTS = {True: 240.0, False: 15.0}  # seconds on a Workload, of honest ones and of cheats: these may only wait
 BUILDS = {True: 300.0, False: 60.0}
 WIDTH, ROWS = 4096, (1, 16, 128, 4096)
+MOST_OFF, LEAST_US = 0.02, 10.0  # of what the judge says from what replay does, of what takes so long
 DEFINITION = Definition(
     name="rmsnorm_h4096",
     op_type="rmsnorm",
@@ -138,7 +142,7 @@ def catalogue(one: Bench, chosen: list[Entry], honest: bool, until: float, file:
 
 
 def sized(folder: Path, device: str, seconds: float, file: BinaryIO) -> Iterator[Check]:
-    """`kcap bench` on a dataset of real sizes: a line for each Solution and Workload."""
+    """`kcap bench` on a dataset of real sizes: a line for each Solution and Workload; and `kcap replay` beside it."""
     inputs = {name: RandomInput() for name in DEFINITION.inputs}
     made = [Workload(uuid=f"rows-{rows}", axes={"batch_size": rows}, inputs=inputs) for rows in ROWS]
     write_dataset(folder / "dataset", [DEFINITION], {DEFINITION.name: made}, {})
@@ -146,23 +150,49 @@ def sized(folder: Path, device: str, seconds: float, file: BinaryIO) -> Iterator
     for name, source in SOLUTIONS.items():
         (folder / "solutions" / f"{name}.py").write_text(f"# definition: {DEFINITION.name}\n{source}")
     words = ("bench", folder / "dataset", "--solutions", folder / "solutions", "-o", folder / "out", "--trust")
-    command = [sys.executable, "-m", "kcap", *map(str, words), "--device", device, "--seconds", "0.2"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1))
-    except subprocess.TimeoutExpired:
-        yield Check("kcap bench", f"took over {seconds:.0f} s", False)
-        return
-    if done.returncode:
-        print(done.stdout, done.stderr, flush=True)
-        yield Check("kcap bench", f"status {done.returncode}", False)
+    if failed := ran([*words, "--device", device, "--seconds", "0.2"], seconds):
+        yield failed
         return
     lacking = {(name, workload.uuid) for name in SOLUTIONS for workload in made}
-    for found in outcomes_file.read_outcomes(folder / "out" / "outcomes.jsonl"):
+    outcomes = list(outcomes_file.read_outcomes(folder / "out" / "outcomes.jsonl"))
+    for found in outcomes:
         file.write(found.line())
         lacking.discard((found.solution, found.workload))
         yield Check(f"{found.solution}, {found.workload}", compared(found), found.status == "PASSED")
     for solution, workload in sorted(lacking):
         yield Check(f"{solution}, {workload}", "kcap bench says nothing of it", False)
+    times = folder / "times.jsonl"
+    if failed := ran(["replay", folder / "dataset", "--trust", "--cache", "cold", "-o", times], seconds):
+        yield failed
+        return
+    replayed = {one.workload: one.median_us for one in read_measurements(times)}
+    for workload in made:
+        judged = [one.reference.median_us for one in outcomes if one.workload == workload.uuid and one.reference]
+        yield agreement(workload.uuid, judged, replayed.get(workload.uuid))
+
+
+def ran(words: Sequence[object], seconds: float) -> Check | None:
+    """What to say of a command of kcap's that failed, or took longer."""
+    command = [sys.executable, "-m", "kcap", *map(str, words)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1))
+    except subprocess.TimeoutExpired:
+        return Check(f"kcap {words[0]}", f"took over {seconds:.0f} s", False)
+    if done.returncode:
+        print(done.stdout, done.stderr, flush=True)
+        return Check(f"kcap {words[0]}", f"status {done.returncode}", False)
+    return None
+
+
+def agreement(workload: str, judged: list[float], replayed: float | None) -> Check:
+    """`reference, rows-16: judged at 21.30 µs, replayed at 21.10 µs: +0.9 %`."""
+    name = f"reference, {workload}"
+    if not judged or not replayed:
+        return Check(name, "not timed by both", False)
+    ours = median(judged)
+    off = ours / replayed - 1
+    found = f"judged at {ours:.2f} µs, replayed at {replayed:.2f} µs: {off:+.1%}"
+    return Check(name, found, abs(off) <= MOST_OFF or replayed < LEAST_US)
 
 
 def compared(found: Outcome) -> str:

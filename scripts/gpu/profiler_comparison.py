@@ -3,8 +3,9 @@
     python scripts/gpu/profiler_comparison.py [--model meta-llama/Llama-3.1-8B] [--num-layers 4] [--compiled]
         [--batch 16] [--tokens 64] [--pairs 3]
 
-One vLLM with kcap in it serves the same batch unobserved, under its torch profiler (with shapes, without stacks) and
-recorded, in turns; the median is of the pairs. Where vLLM can profile its graphs' captures (`capture_torch_profiler`,
+One vLLM with kcap in it serves the same batch unobserved, under its torch profiler (with shapes, without stacks),
+recorded, and unobserved once more, in turns. A step's time is the median of the turns, with the least and the most; the
+two unobserved columns differ by chance alone. Where vLLM can profile its graphs' captures (`capture_torch_profiler`,
 since 0.26) it does, and what the captures tell is counted, too. "with shapes" of the profiler's kernels: an operator
 whose shapes are in the trace launched it, so that a replayed graph's have none. Ends with a table.
 """
@@ -120,6 +121,10 @@ def told_by_kcap(recording: Recording) -> dict[str, str]:
     }
 
 
+def spread(milliseconds: list[float]) -> str:
+    return f"{median(milliseconds):.2f} ms ({min(milliseconds):.2f} to {max(milliseconds):.2f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="meta-llama/Llama-3.1-8B")
@@ -139,7 +144,7 @@ def main() -> None:
     bench = Bench(given, session)
     bench.recording(False)
     bench.run(given.batch, given.tokens)
-    seconds: dict[str, list[float]] = {"neither": [], "profiler": [], "kcap": [], "written": []}
+    seconds: dict[str, list[float]] = {"neither": [], "profiler": [], "kcap": [], "again": [], "written": []}
     for _ in range(given.pairs):
         seconds["neither"].append(bench.run(given.batch, given.tokens))
         bench.llm.start_profile()
@@ -150,16 +155,17 @@ def main() -> None:
         bench.recording(True)
         seconds["kcap"].append(bench.run(given.batch, given.tokens))
         bench.recording(False)
+        seconds["again"].append(bench.run(given.batch, given.tokens))
     began = time.monotonic()
     recording = fold_session(session, folder / "out")
     folded = time.monotonic() - began
-    per_step = {name: 1000 * median(each) / given.tokens for name, each in seconds.items()}
+    per_step = {name: spread([1000 * run / given.tokens for run in runs]) for name, runs in seconds.items()}
     trace = max((file.stat().st_size for file in (folder / "traces").glob("*.json*")), default=0)
     profiler, own = told_by_profiler(folder / "traces"), told_by_kcap(recording)
     steps = sum(recording.metadata.steps.values())
     rows = [
-        ("a step, unobserved", f"{per_step['neither']:.2f} ms", f"{per_step['neither']:.2f} ms"),
-        ("a step, observed", f"{per_step['profiler']:.2f} ms", f"{per_step['kcap']:.2f} ms"),
+        ("a step, unobserved", per_step["neither"], per_step["again"]),
+        ("a step, observed", per_step["profiler"], per_step["kcap"]),
         ("writing it out", f"{median(seconds['written']):.1f} s", f"{folded:.1f} s"),
         ("on disk", f"{trace / 1e6:.2f} MB of {given.tokens} steps",
          f"{size_of(recording.path) / 1e6:.2f} MB of {steps} steps"),

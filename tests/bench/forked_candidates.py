@@ -25,8 +25,8 @@ HERE = Path(__file__).parent
 class Forked:
     """`program`: a file here that calls `serve_all`. Ends with its context, and what it forked too."""
 
-    def __init__(self, program: str, *arguments: object, gpu: Gpu | None = None) -> None:
-        self.limits = SimpleNamespace(timeout=60.0, build_timeout=60.0, threads=1, gpu=gpu)
+    def __init__(self, program: str, *arguments: object, gpu: Gpu | None = None, gpu_memory: Any = None) -> None:
+        self.limits = SimpleNamespace(timeout=60.0, build_timeout=60.0, threads=1, gpu=gpu, gpu_memory=gpu_memory)
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, HERE / program, str(theirs.fileno()), *map(str, arguments)]

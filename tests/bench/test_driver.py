@@ -11,7 +11,7 @@ from bench_datasets import definition, of, workload
 from forked_candidates import Forked
 
 from kcap.bench.judge.driver import driver, protocol
-from kcap.bench.judge.input_pool import open_input_pool
+from kcap.bench.judge.input_pool import draw_inputs
 from kcap.bench.judge.process import ProcessEnded, Stirred
 
 pytestmark = pytest.mark.alone
@@ -22,14 +22,12 @@ LARGE = 1 << 17  # rows: 2 MiB
 
 @pytest.fixture(params=[1, 7, 300, LARGE])
 def drawn(request):
-    with open_input_pool(COPY, workload(COPY, "w", request.param), None, None) as made:
-        yield made
+    return draw_inputs(COPY, workload(COPY, "w", request.param), None, None)
 
 
 @pytest.fixture
 def small():
-    with open_input_pool(COPY, workload(COPY, "w", 16), None, None) as made:
-        yield made
+    return draw_inputs(COPY, workload(COPY, "w", 16), None, None)
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +56,10 @@ def one(both, drawn):
 
 def inputs(one, seed, count, chosen):
     """Of the invocations `chosen` of `count`, what they were given, for it is what they return."""
-    assert one.run(seed, range(count)).report == protocol.Report(protocol.FINE, max(count - 1, 0))
-    assert one.deliver(chosen).code == protocol.FINE
-    return [one.outputs(number)[0].view(-1) for number in chosen]
+    done = one.run(seed, range(count), chosen=count)
+    assert done.report == protocol.Report(protocol.FINE, max(count - 1, 0))
+    assert one.changed(chosen).code == protocol.FINE
+    return [done.outputs[number][0].view(-1) for number in chosen]
 
 
 def test_no_number_of_one_invocation_is_in_another(one, drawn):
@@ -87,13 +86,13 @@ VIEWS = [(TURNED, "turned", "turned_in_a_row"), (COPY, "negated_view", "negated"
 
 @pytest.mark.parametrize(("given", "view", "whole"), VIEWS, ids=["transposed", "negated", "padded"])
 def test_a_view_is_read_as_what_it_shows(started, given, view, whole):
-    with open_input_pool(given, workload(given, "w", 600), None, None) as made:
-        found = []
-        for one in (started(view), started(whole)):
-            one.open(made)
-            assert one.run(7, range(3)).report.code == protocol.FINE
-            found.append(one.outputs(2)[0])
-        assert torch.equal(*found)
+    made, found = draw_inputs(given, workload(given, "w", 600), None, None), []
+    for one in (started(view), started(whole)):
+        one.open(made)
+        done = one.run(7, range(3), chosen=3)
+        assert done.report.code == protocol.FINE
+        found.append(done.outputs[2][0])
+    assert torch.equal(*found)
 
 
 def test_one_memory_for_every_output_is_copied_each_time(started, drawn):
@@ -109,7 +108,7 @@ def test_a_changed_input_is_told_by_the_judge_itself(started, drawn):
     one = started("mutated")
     one.open(drawn)
     assert one.run(5, range(3)).report.code == protocol.FINE
-    told = one.deliver([1])
+    told = one.changed([1])
     assert (told.code, told.text) == (protocol.INPUT, "changed its input x")
 
 
@@ -177,9 +176,8 @@ def test_who_stops_itself_before_it_is_done_has_reported_nothing(started, small)
 def test_an_output_that_is_nowhere_ends_the_process(started, small):
     one = started("nowhere")
     one.open(small)
-    one.run(1, range(3))
     with pytest.raises(ProcessEnded, match="its outputs are nowhere"):
-        one.outputs(0)
+        one.run(1, range(3), chosen=3)
 
 
 def test_the_memory_of_a_workload_is_given_back(both, drawn):

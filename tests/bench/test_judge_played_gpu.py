@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
 from judging import undisturbed
+from played_memory import PlayedMemory, build_library, build_tensors
 from solution_files import solution
 
 from kcap.bench.judge import worker
 from kcap.bench.judge.driver.device import Gpu
 from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor, RandomInput, Workload
-from kcap.system import native_build
 
 pytestmark = pytest.mark.alone
 
@@ -49,11 +47,9 @@ RESERVES = "ctypes.CDLL(played.RUNTIME).cudaDeviceSetLimit(6, 1 << 20)"
 def judge(tmp_path_factory):
     folder = tmp_path_factory.mktemp("played")
     folder.chmod(0o755)
-    runtime = folder / "libcudart.so.0"
-    subprocess.run([native_build.compiler(), "-shared", "-fPIC", HERE / "fake_cudart.cpp", "-o", runtime], check=True)
-    include = f"-I{sysconfig.get_path('include')}"
+    runtime = build_library(folder)
     tensors = folder / "made.so"
-    tensors.write_bytes(native_build.build([HERE / "played_gpu/made.cpp"], [include, "-ltorch_python"]).read_bytes())
+    tensors.write_bytes(build_tensors().read_bytes())
     (folder / "scratch").mkdir()
     session = {"device": "cuda:0", "threads": 1, "seconds": 0.02, "timeout": 20, "scratch": str(folder / "scratch")}
     told = {"device": "cuda:0", "device_name": "played", "torch": "x", "threads": None}
@@ -63,6 +59,7 @@ def judge(tmp_path_factory):
         patch.setenv("PLAYED_TENSORS", str(tensors))
         patch.setenv("PYTHONPATH", str(HERE / "played_gpu"), prepend=os.pathsep)
         patch.setattr(worker, "describe_device", lambda device, threads: (told, Gpu(1 << 14, 1 << 30)))
+        patch.setattr(worker, "GpuMemory", lambda device: PlayedMemory(runtime))
         opened = worker.open_judge(session)
     yield opened
     opened.close()

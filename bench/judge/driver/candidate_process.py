@@ -64,7 +64,7 @@ def _write(memory: int, report: BuildReport) -> None:
 
 def _use_gpu(device: str, loaded: driver.Driver) -> None:
     try:
-        loaded.use_gpu(*gpu.gpu_handles(device))
+        loaded.use_gpu(*gpu.gpu_handles(device, loaded.path))
     except (RuntimeError, AttributeError, OSError, AssertionError) as error:
         raise build.BuildFailed(f"its process cannot use {device}: {error}", "") from None
 

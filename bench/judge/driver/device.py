@@ -1,6 +1,6 @@
 """What Outcomes and batches need to know of a device: `python -m kcap.bench.judge.driver.device cuda:0` prints it.
 
-The judge never touches CUDA, so that what it starts can; it asks a process of its own.
+A process of its own is asked: one that does not answer can be given up.
 """
 
 from __future__ import annotations

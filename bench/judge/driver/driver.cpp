@@ -10,27 +10,26 @@ namespace {
 struct Device {
   Runtime cuda;
   Torch torch;
+  VirtualMemory memory{torch.device};
 };
 
 struct Session {
   Workload workload;
-  Mapped memory, pool;
+  Mapped memory;
   std::unique_ptr<Place> place;
 
-  // With the Workload come the memory of its outputs (on a GPU) or of their addresses, and the arena or the pool.
+  // With the Workload come the memory of its outputs' addresses, with that of the arena behind them, and the arena.
   Session(const Message& message, const Device* device) {
     workload.read(message.reader());
     auto& given = message.descriptors;
     if (given.size() != 2) throw std::runtime_error("the judge shares no memory");
-    size_t each = device ? workload.slot_bytes : workload.outputs.size() * sizeof(uint64_t);
-    int at_once = device ? 0 : MAP_POPULATE;  // on a GPU those of few invocations are delivered
-    memory = Mapped(given[0], workload.sets * each, PROT_READ | PROT_WRITE, MAP_SHARED | at_once);
-    if (device) {
-      pool = Mapped(given[1], workload.pool_bytes, PROT_READ, MAP_SHARED);
-      place = std::make_unique<Cuda>(workload, pool.base, device->cuda, device->torch);
-    } else {
-      place = std::make_unique<Host>(workload, given[1], reinterpret_cast<uint64_t*>(memory.base));
-    }
+    size_t bytes = (workload.sets * workload.outputs.size() + 1) * sizeof(uint64_t);
+    memory = Mapped(given[0], bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE);
+    auto* addresses = reinterpret_cast<uint64_t*>(memory.base);
+    if (device)
+      place = std::make_unique<Cuda>(workload, given[1], addresses, device->cuda, device->memory, device->torch);
+    else
+      place = std::make_unique<Host>(workload, given[1], addresses);
   }
 };
 
@@ -49,9 +48,6 @@ Report answer(Message& message, std::unique_ptr<Session>& session, PyObject* cal
       return {};
     case RUN:
       return session->place->run(Run(message.reader(), session->workload), callable);
-    case DELIVER:
-      for (uint32_t left = reader.u32(); left; --left) session->place->deliver(reader.u32(), session->memory.base);
-      return {};
     default: throw std::runtime_error("the judge asks for what this driver does not know");
   }
 }
@@ -63,6 +59,7 @@ Report answer(Message& message, std::unique_ptr<Session>& session, PyObject* cal
 // threads of Python's run only inside the calls.
 extern "C" void kcap_serve(int socket, int memory, PyObject* callable, void* device) {
   kcap::Message message;
+  kcap::pieces.socket = socket;
   std::unique_ptr<kcap::Session> session;
   kcap::Mapped reported(memory, kcap::REPORT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED);
   kcap::system_call(SYS_close, memory);
@@ -85,9 +82,22 @@ extern "C" void kcap_serve(int socket, int memory, PyObject* callable, void* dev
 extern "C" void* kcap_open(const char* library, PyObject* torch) {
   try {
     Py_XINCREF(torch);
-    return new kcap::Device{kcap::Runtime(library), kcap::Torch(torch)};
+    auto* device = new kcap::Device{kcap::Runtime(library), kcap::Torch(torch)};
+    kcap::pieces.memory = &device->memory;
+    return device;
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
   }
 }
+
+// Of torch's CUDAPluggableAllocator: where the pool of outputs has its memory.
+extern "C" void* kcap_take(size_t size, int, void*) {
+  try {
+    return kcap::pieces.take(size);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+extern "C" void kcap_give_back(void* base, size_t, int, void*) { kcap::pieces.give_back(base); }

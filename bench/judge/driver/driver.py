@@ -17,6 +17,7 @@ class Driver:
     """The driver, loaded into this process: before any Solution's code is."""
 
     def __init__(self, library: Path) -> None:
+        self.path = library
         self._library = ctypes.PyDLL(str(library))
         self._library.kcap_open.argtypes = [ctypes.c_char_p, ctypes.py_object]
         self._library.kcap_open.restype = ctypes.c_void_p

@@ -13,8 +13,11 @@ MAPS = Path("/proc/self/maps")
 RUNTIME = re.compile(r"\S*/libcudart\.so[\d.]*$", re.MULTILINE)
 
 
-def gpu_handles(device: str) -> tuple[str, tuple[Any, ...]]:
-    """The file of CUDA's runtime that torch has loaded, and native/cuda.h's Torch; RuntimeError without a GPU."""
+def gpu_handles(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
+    """The file of CUDA's runtime that torch has loaded, and native/cuda.h's Torch; RuntimeError without a GPU.
+
+    `driver`: the library that the pool of outputs has its memory from.
+    """
     torch.cuda.set_device(device)
     torch.zeros(1, device=device)
     runtime = RUNTIME.search(MAPS.read_text())
@@ -24,6 +27,10 @@ def gpu_handles(device: str) -> tuple[str, tuple[Any, ...]]:
     graph = c._CUDAGraph
     index = torch.device(device).index or 0
     usual = torch.cuda.default_stream(device)
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(str(driver), "kcap_take", "kcap_give_back")
+    pool = torch.cuda.MemPool(allocator.allocator())
+    # of its stream, if torch can: what a Solution captures itself is on another, and has a pool of its own
+    begin_pool = getattr(c, "_cuda_beginAllocateCurrentStreamToPool", c._cuda_beginAllocateCurrentThreadToPool)
     handles = (
         index,
         stream.cuda_stream,
@@ -35,7 +42,13 @@ def gpu_handles(device: str) -> tuple[str, tuple[Any, ...]]:
         graph.capture_end,
         graph.replay,
         c._cuda_emptyCache,
-        stream,
+        pool.id,
+        begin_pool,
+        c._cuda_endAllocateToPool,
+        c._cuda_releasePool,
+        stream,  # these live on with it
+        allocator,
+        pool,
     )
     return runtime[0], handles
 

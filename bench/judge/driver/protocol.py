@@ -14,13 +14,14 @@ import torch
 
 from kcap.schemas.results.measurement import Method
 
-OPEN, PREPARE, RUN, DELIVER = 1, 2, 3, 4
-POOLED, FIXED, INTEGER, REAL, BOOLEAN, NOTHING = range(6)
+OPEN, PREPARE, RUN = 1, 2, 3
+TENSOR, INTEGER, REAL, BOOLEAN, NOTHING = range(5)
 FINE, RAISED, NO_TENSOR, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, NO_GRAPH, RESERVED = range(11)
 UNREPORTED = 0xFFFFFFFF  # what the judge leaves in a report's place
 DESTINATION, GRAPHS = 1, 2  # flags of a Workload
 METHODS: tuple[Method, ...] = ("host", "graph")
 ADDRESS = struct.Struct("<Q")
+PIECE = struct.Struct("<QQ")  # of a GPU's memory, with its descriptor: its address and its bytes, 0 when it is gone
 REPORT_BYTES = 1 << 16
 MOST_TEXT = 4000  # bytes of it
 REPORT = struct.Struct("<IIII")  # code, iteration, method, bytes of the text that follows
@@ -28,46 +29,30 @@ REPORT = struct.Struct("<IIII")  # code, iteration, method, bytes of the text th
 
 @dataclass(frozen=True)
 class Content:
-    """Where the content of an input lies in the pool, or its scalar.
-
-    `slack`: elements that a POOLED one's content has beyond its own; `stride`: bytes between a FIXED one's variants.
-    `written`: it need not be what it was.
-    """
+    """An input: a tensor, or its scalar."""
 
     kind: int
     value: int | float = 0
     name: str = ""
     dtype: str = ""
     shape: tuple[int, ...] = ()
-    offset: int = 0
-    slack: int = 0
-    stride: int = 0
-    written: bool = False
 
     def pack(self) -> bytes:
         integer = int(self.value) if self.kind in (INTEGER, BOOLEAN) else 0
         head = struct.pack("<Iqd", self.kind, integer, float(self.value) if self.kind == REAL else 0.0)
-        if self.kind not in (POOLED, FIXED):
-            return head
-        return (
-            head
-            + _pack_tensor(self.name, self.dtype, self.shape)
-            + struct.pack("<QQQI", self.offset, self.slack, self.stride, self.written)
-        )
+        return head + (_pack_tensor(self.name, self.dtype, self.shape) if self.kind == TENSOR else b"")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One output in a slot; `reserved`: bytes of it there, enough for float64."""
+    """One output."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    offset: int
-    reserved: int
 
     def pack(self) -> bytes:
-        return _pack_tensor(self.name, dtype_name(self.dtype), self.shape) + struct.pack("<Q", self.offset)
+        return _pack_tensor(self.name, dtype_name(self.dtype), self.shape)
 
     @property
     def bytes(self) -> int:
@@ -76,39 +61,25 @@ class Result:
 
 
 def open_message(
-    contents: Sequence[Content],
-    results: Sequence[Result],
-    pool: int,
-    slot: int,
-    variants: int,
-    sets: int,
-    flags: int,
-    stride: int,
-    places: Sequence[int],
+    contents: Sequence[Content], results: Sequence[Result], sets: int, flags: int, stride: int, places: Sequence[int]
 ) -> bytes:
-    """A Workload, as the driver reads it. `pool`: bytes of it; `slot`: of the outputs of one invocation, on a GPU;
-    `stride`: from one set of inputs to the next; `places` in it: of inputs, and of outputs in destination passing
-    style.
+    """A Workload, as the driver reads it. `stride`: bytes from one set of inputs to the next; `places`: in a set, of
+    inputs, and of outputs in destination passing style.
     """
-    head = struct.pack("<IIII", OPEN, flags, variants, sets) + struct.pack("<QQQ", pool, slot, stride)
+    head = struct.pack("<IIIQ", OPEN, flags, sets, stride)
     inputs = [struct.pack("<I", len(contents)), *(content.pack() for content in contents)]
     outputs = [struct.pack("<I", len(results)), *(result.pack() for result in results)]
     return b"".join([head, *inputs, *outputs, struct.pack(f"<I{len(places)}Q", len(places), *places)])
 
 
-def prepare_message(first: int, count: int, upcast: int, seed: int) -> bytes:
-    """What can be done for a run before its inputs are there. `seed` on a GPU alone, where the driver fills them."""
-    return struct.pack("<IIIIQ", PREPARE, first, count, upcast, seed)
+def prepare_message(count: int, upcast: int) -> bytes:
+    """What can be done for a run before its inputs are there."""
+    return struct.pack("<III", PREPARE, count, upcast)
 
 
-def run_message(first: int, count: int, upcast: int, seed: int = 0) -> bytes:
-    """`count` invocations, from number `first` on."""
-    return struct.pack("<IIIIQ", RUN, first, count, upcast, seed)
-
-
-def deliver_message(numbers: Sequence[int]) -> bytes:
-    """On a GPU: the outputs of some invocations of the last run, each in the slot of its number, from 0."""
-    return struct.pack(f"<II{len(numbers)}I", DELIVER, len(numbers), *numbers)
+def run_message(count: int, upcast: int) -> bytes:
+    """`count` invocations."""
+    return struct.pack("<III", RUN, count, upcast)
 
 
 @dataclass(frozen=True)

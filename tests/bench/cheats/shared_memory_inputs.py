@@ -4,7 +4,7 @@
 # does: After its return a thread sets the whole of the writable shared memory to 0, inputs and outputs.
 # naive: Zeros are right for zeros, in whatever process the reference runs.
 # expect: REWARD_HACK RUNTIME_ERROR INCORRECT_NUMERICAL TIMEOUT
-# reason: do not depend on its inputs|inf or nan|changed its input
+# reason: do not depend on its inputs|inf or nan|changed its input|are nowhere
 import ctypes
 import re
 import threading

@@ -6,6 +6,7 @@ import ctypes
 import os
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -31,17 +32,19 @@ def empty_like(x: torch.Tensor) -> torch.Tensor:
 
 def double(x: torch.Tensor, y: torch.Tensor, seconds: float = 0.0001) -> None:
     """Launch what doubles `x` into `y` and takes so long."""
-    calls.append(partial(_double, _numbers(x), _numbers(y), seconds))
+    calls.append(partial(_double, numbers(x), numbers(y), seconds))
     calls[-1]()
 
 
-def taken(device: str) -> tuple[str, tuple[Any, ...]]:
+def taken(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
     """As kcap.bench.judge.driver.gpu has it."""
     ctypes.CDLL(RUNTIME, mode=ctypes.RTLD_GLOBAL)
-    return RUNTIME, (0, 0, _set_stream, {"own": 1}, {"own": 0}, Graph, _begin, _end, _replay, _empty_cache)
+    library.use(ctypes.CDLL(str(driver)).kcap_take)
+    graphs = Graph, _begin, _end, _replay
+    return RUNTIME, (0, 0, _set_stream, {"own": 1}, {"own": 0}, *graphs, _nothing, "pool", *3 * [_nothing])
 
 
-def _numbers(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:
+def numbers(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:
     return numpy.ctypeslib.as_array((ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr()))
 
 
@@ -60,11 +63,11 @@ def _set_stream(**which: int) -> None:
     pass
 
 
-def _empty_cache() -> None:
+def _nothing(*_: object) -> None:
     pass
 
 
-def _begin(graph: Graph, pool: None, mode: str) -> None:
+def _begin(graph: Graph, pool: str, mode: str) -> None:
     captured.append(graph)
     graph.first = len(calls)
 

@@ -53,3 +53,14 @@ def copying(reference: str) -> Definition:
     """A Definition of one input and one output, [4] of float32, with this reference."""
     x = tensor("float32", "N")
     return definition({"x": x}, {"N": 4}, reference=reference, outputs={"out": x})
+
+
+PAGED = definition(
+    {
+        "q": tensor("float32", "T", "D"),
+        "indptr": tensor("int32", "L"),
+        "kv_indices": tensor("int32", "N"),
+        "cache": tensor("float32", "num_pages", "D"),
+    },
+    {"T": None, "L": None, "N": None, "num_pages": None, "D": 32},
+)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from definitions import definition, tensor, workload
+from definitions import PAGED, definition, tensor, workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,17 +115,6 @@ def test_integers_of_which_nothing_is_known_are_drawn_each_time():
     drawn = [draws.draw(1, number)[0] for number in range(50)]
     assert len({tuple(ids.flatten().tolist()) for ids in drawn}) == 50
     assert min(int(ids.min()) for ids in drawn) == 1 and max(int(ids.max()) for ids in drawn) == 7
-
-
-PAGED = definition(
-    {
-        "q": tensor("float32", "T", "D"),
-        "indptr": tensor("int32", "L"),
-        "kv_indices": tensor("int32", "N"),
-        "cache": tensor("float32", "num_pages", "D"),
-    },
-    {"T": None, "L": None, "N": None, "num_pages": None, "D": 32},
-)
 
 
 @pytest.mark.parametrize("cheap", [1.0, 0.0])

@@ -1,15 +1,16 @@
-// Invocations on a GPU, a batch at a time, each on a set of inputs of its own. All are filled and the device is idle when the
-// judge lets the batch run; when it is idle again this process stands still.
+// Invocations on a GPU, a batch at a time, each on a set of inputs of its own, which the judge fills while this process
+// stands still and the device is idle. When it is idle again this process stands still.
 //
 // A batch is captured as a CUDA graph where it can be: what is timed then is the replay, in which no code of the
 // Solution's runs on the host. What cannot be captured is launched, and the host's time counts where the GPU waits for it.
 //
-// Unlike on the CPU, inputs are filled here, from a copy of the pool: code that takes the driver's place can see them before
-// the judge's clock runs.
+// Outputs stay where the Solution made them, as on the CPU: torch has their memory from a pool that the judge can read.
+// What lies elsewhere, in memory of the Solution's own, is copied to there in its time.
 #pragma once
 
 #include "place.h"
 #include "runtime.h"
+#include "shared_memory.h"
 
 namespace kcap {
 
@@ -21,14 +22,16 @@ struct Torch {
   void* stream;                       // raw handle of the stream that graphs are captured and replayed on
   PyObject *set_stream, *own, *usual; // sets a stream by its keywords: that stream's, and the default one's
   PyObject *make_graph, *begin, *end, *replay, *empty_cache;
+  PyObject *pool, *begin_pool, *end_pool, *release_pool;  // the id of the pool of outputs; what is allocated is from it
 
   explicit Torch(PyObject* given) {
-    PyObject* values[10];
-    for (int i = 0; i < 10; ++i) values[i] = PyTuple_GetItem(given, i);
+    PyObject* values[14];
+    for (int i = 0; i < 14; ++i) values[i] = PyTuple_GetItem(given, i);
     device = int(PyLong_AsLong(values[0]));
     stream = reinterpret_cast<void*>(PyLong_AsSize_t(values[1]));
     set_stream = values[2], own = values[3], usual = values[4], make_graph = values[5];
     begin = values[6], end = values[7], replay = values[8], empty_cache = values[9];
+    pool = values[10], begin_pool = values[11], end_pool = values[12], release_pool = values[13];
   }
 
   void use(PyObject* which) const {
@@ -48,70 +51,55 @@ struct Torch {
   }
 };
 
-struct Memory {
-  const Runtime* cuda = nullptr;
-  uint8_t* base = nullptr;
-  Memory() = default;
-  Memory(const Runtime& cuda, size_t size) : cuda(&cuda) {
-    cuda.check(cuda.allocate(reinterpret_cast<void**>(&base), size ? size : 1), "no memory for the inputs");
-  }
-  Memory(const Memory&) = delete;
-  Memory& operator=(Memory&& other) noexcept {
-    std::swap(cuda, other.cuda), std::swap(base, other.base);
-    return *this;
-  }
-  ~Memory() { if (base) cuda->release(base); }
-};
-
-// Host memory that the GPU copies to many times as fast as to other, where it may be had; made when it is first needed.
-class Staging {
+// For as long as it lives, what is allocated on the current stream comes from the pool of outputs.
+class FromPool {
  public:
-  static constexpr size_t SIZE = 32 << 20;
-  explicit Staging(const Runtime& cuda) : cuda_(cuda) {}
-  Staging(const Staging&) = delete;
-  ~Staging() { if (pinned_) cuda_.release_pinned(pinned_); }
-
-  const uint8_t* read(const uint8_t* from, size_t size) {
-    if (!pinned_ && plain_.empty() && cuda_.allocate_pinned(reinterpret_cast<void**>(&pinned_), SIZE)) {
-      pinned_ = nullptr, plain_.resize(SIZE);
-      cuda_.forget_error();
-    }
-    uint8_t* to = pinned_ ? pinned_ : plain_.data();
-    cuda_.check(cuda_.copy(to, from, size, TO_HOST, nullptr), "copying inputs back");
-    cuda_.check(cuda_.wait(), "copying inputs back");
-    return to;
+  explicit FromPool(const Torch& torch) : torch_(torch), device_(PyLong_FromLong(torch.device)) {
+    Torch::call(torch.begin_pool, {device_.object, torch.pool}, "torch's memory pool");
+  }
+  FromPool(const FromPool&) = delete;
+  ~FromPool() {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    for (auto* function : {torch_.end_pool, torch_.release_pool})
+      Owned(PyObject_CallFunctionObjArgs(function, device_.object, torch_.pool, nullptr));
+    PyErr_Clear();
+    PyErr_Restore(type, value, traceback);
   }
 
  private:
-  const Runtime& cuda_;
-  uint8_t* pinned_ = nullptr;
-  std::vector<uint8_t> plain_;
+  const Torch& torch_;
+  Owned device_;
 };
 
 class Cuda : public Place {
  public:
-  Cuda(const Workload& workload, const uint8_t* pool, const Runtime& cuda, const Torch& torch)
-      : workload_(workload), host_pool_(pool), cuda_(cuda), torch_(torch),
-        sets_(workload, at::Device(at::kCUDA, c10::DeviceIndex(torch.device))), staging_(cuda) {
+  // `arena`: the descriptor of the sets; `addresses`: of each output of each invocation, and of the arena.
+  Cuda(const Workload& workload, int arena, uint64_t* addresses, const Runtime& cuda, const VirtualMemory& memory,
+       const Torch& torch)
+      : workload_(workload), addresses_(addresses), cuda_(cuda), torch_(torch),
+        sets_(workload, at::Device(at::kCUDA, c10::DeviceIndex(torch.device))) {
     cuda_.check(cuda_.set_device(torch.device), "no such GPU");
     Torch::call(torch.empty_cache, {}, "torch's cache");  // it keeps the memory of graphs that are gone
-    pool_ = Memory(cuda_, workload.pool_bytes);
-    auto arena = std::make_shared<Memory>(cuda_, sets_.bytes());
-    sets_.base = arena->base, sets_.memory = arena;
-    cuda_.check(cuda_.copy(pool_.base, pool, workload.pool_bytes, FROM_HOST, nullptr), "copying inputs");
+    auto imported = std::make_shared<Imported>(memory, arena, sets_.bytes());
+    sets_.base = imported->base, sets_.memory = imported;
+    addresses_[workload.sets * workload.outputs.size()] = reinterpret_cast<uint64_t>(sets_.base);
   }
 
   void prepare(const Run& run, PyObject* callable) override {
-    if (captures(run) && captured_ != run.count) capture(run, callable);
+    if (captures(run)) {
+      if (captured_ != run.count) capture(run, callable);
+      for (auto& row : of_graph_)
+        for (auto& tensor : row)
+          if (tensor.nbytes()) cuda_.fill(tensor.mutable_data_ptr(), 0xFF, tensor.nbytes(), torch_.stream);
+    }
     torch_.use(captures(run) ? torch_.own : torch_.usual);
-    fill(run, run.count, captures(run), captures(run) ? torch_.stream : nullptr);
     check_cache();
     cuda_.check(cuda_.wait(), "before the batch");
   }
 
   Report run(const Run& run, PyObject* callable) override {
     Report report;
-    last_ = run;
     if (captures(run)) {
       report.method = METHOD_GRAPH;
       Torch::call(torch_.replay, {graph_.object}, "a graph's replay");
@@ -123,51 +111,16 @@ class Cuda : public Place {
       }
     }
     cuda_.check(cuda_.wait(), "the batch");
+    auto* address = addresses_;
+    for (auto& row : captures(run) ? of_graph_ : launched_)
+      for (auto& tensor : row) *address++ = reinterpret_cast<uint64_t>(tensor.const_data_ptr());
     return report;
   }
 
-  void deliver(uint32_t i, uint8_t* memory) override {
-    auto* slot = memory + i * workload_.slot_bytes;
-    auto& tensors = captures(last_) ? outputs_ : launched_;
-    bool aside = aside_.base && !captures(last_);
-    const auto* kept = aside_.base + i * workload_.slot_bytes;
-    if (aside) cuda_.check(cuda_.copy(slot, kept, workload_.slot_bytes, TO_HOST, nullptr), "outputs");
-    for (size_t j = 0; !aside && j < workload_.outputs.size(); ++j) {
-      auto* to = slot + workload_.outputs[j].offset;
-      if (workload_.destination)
-        cuda_.check(cuda_.copy(to, sets_.output(i, j), workload_.outputs[j].bytes, TO_HOST, nullptr), "outputs");
-      else
-        copy_row(to, tensors[i][j], TO_HOST);
-    }
-    cuda_.check(cuda_.wait(), "copying outputs");
-    check_inputs(last_, i);
-  }
-
  private:
-  using Outputs = std::vector<std::vector<at::Tensor>>;
+  using Rows = std::vector<at::Tensor>;
 
-  bool captures(const Run& run) const { return run.count > 1 && run.first == 0 && !run.upcast && workload_.graphs; }
-
-  void fill(const Run& run, uint32_t count, bool graph, void* stream) {
-    for (uint32_t i = 0; i < count; ++i) {
-      for (size_t j = 0; workload_.destination && j < workload_.outputs.size(); ++j)
-        cuda_.fill(sets_.output(i, j), 0xFF, workload_.outputs[j].bytes, stream);
-      if (graph && !workload_.destination)
-        for (auto& tensor : outputs_[i])
-          if (plain(tensor) && tensor.is_cuda() && tensor.nbytes())
-            cuda_.fill(tensor.mutable_data_ptr(), 0xFF, tensor.nbytes(), stream);
-    }
-    for (uint32_t i = 0; i < count; ++i)  // after the outputs: one may be an input itself
-      for (size_t j = 0; j < workload_.inputs.size(); ++j)
-        if (auto& input = workload_.inputs[j]; input.is_tensor() && input.bytes)
-          cuda_.copy(sets_.input(i, j), content(pool_.base, run, i, j), input.bytes, ON_DEVICE, stream);
-  }
-
-  // Where in the pool the content of an input begins.
-  const uint8_t* content(const uint8_t* pool, const Run& run, uint32_t i, size_t j) const {
-    uint64_t number = run.first + i;
-    return pool + workload_.inputs[j].begin(run.seed, number, j, workload_.variant(run.seed, number));
-  }
+  bool captures(const Run& run) const { return run.count > 1 && !run.upcast && workload_.graphs; }
 
   // The part of the L2 that outlasts everything else must be what it was before the Solution came.
   void check_cache() const {
@@ -185,77 +138,66 @@ class Cuda : public Place {
   // Every invocation in its turn. Where several return the same memory, each one's is copied behind it, in its time.
   void launch(const Run& run, PyObject* callable, Report& report) {
     launched_.clear();
-    if (returns_one_memory && !aside_.base) aside_ = Memory(cuda_, workload_.slot_bytes * workload_.sets);
+    if (!run.count) return;  // whoever asks for nothing wants to know what the way takes
+    FromPool taken(torch_);
     for (uint32_t i = 0; i < run.count; ++i) {
       report.iteration = i;
       Owned returned(invoke(i, run, callable));
       if (workload_.destination) continue;
-      launched_.push_back(outputs(run, returned));
-      for (size_t j = 0; aside_.base && j < workload_.outputs.size(); ++j)
-        copy_row(aside_.base + i * workload_.slot_bytes + workload_.outputs[j].offset, launched_[i][j], ON_DEVICE);
+      launched_.push_back(rows_of(workload_, run, returned.object, sets_.device));
+      for (auto& row : launched_[i])
+        if (returns_one_memory || elsewhere(row)) row = copied(row);
     }
   }
 
-  void copy_row(uint8_t* to, const at::Tensor& row, int way) const {
-    int from_host = way == TO_HOST ? HOST_TO_HOST : FROM_HOST;  // of a scalar that was returned as such
-    cuda_.check(cuda_.copy(to, row.const_data_ptr(), row.nbytes(), row.is_cuda() ? way : from_host, nullptr), "outputs");
+  // Neither in the pool nor in the arena, where an input that is written is an output.
+  bool elsewhere(const at::Tensor& row) const {
+    auto* place = static_cast<const uint8_t*>(row.const_data_ptr());
+    return row.nbytes() && !pieces.hold(place) && !(place >= sets_.base && place < sets_.base + sets_.bytes());
+  }
+
+  at::Tensor copied(const at::Tensor& row) const {
+    return row.is_cuda() ? row.detach().clone() : row.detach().to(sets_.device);
   }
 
   // Called once before, for all that is made at a first call: code is compiled and loaded, libraries take workspaces.
   void capture(const Run& run, PyObject* callable) {
-    outputs_.clear(), results_.clear(), captured_ = 0;
+    of_graph_.clear(), results_.clear(), captured_ = 0;
     graph_ = Torch::call(torch_.make_graph, {}, "a CUDA graph");
     torch_.use(torch_.own);
-    fill(run, 1, false, torch_.stream);
     invoke(0, run, callable);
-    fill(run, run.count, false, torch_.stream);
     cuda_.check(cuda_.wait(), "before a capture");
     NoCollection still;  // memory of another graph that is freed meanwhile ends a capture
     try {
       Owned mode(PyUnicode_FromString("thread_local"));
-      Torch::call(torch_.begin, {graph_.object, Py_None, mode.object}, "a capture");
+      Torch::call(torch_.begin, {graph_.object, torch_.pool, mode.object}, "a capture");
+      std::vector<Rows> returned;
       for (uint32_t i = 0; i < run.count; ++i) {
         results_.push_back(invoke(i, run, callable));
-        if (!workload_.destination) outputs_.push_back(outputs(run, results_[i]));
+        if (workload_.destination) continue;
+        returned.push_back(rows_of(workload_, run, results_[i].object, sets_.device));
+        of_graph_.push_back(returned[i]);
+        for (auto& row : of_graph_[i])
+          if (elsewhere(row)) row = copied(row);
       }
       Torch::call(torch_.end, {graph_.object}, "the end of a capture");
-      if (share_memory(outputs_)) throw std::runtime_error("it returns the same memory in several invocations");
+      if (share_memory(returned)) throw std::runtime_error("it returns the same memory in several invocations");
     } catch (const std::exception& error) {
+      of_graph_.clear();
       throw Wrong(NO_GRAPH, error.what());
     }
     captured_ = run.count;
   }
 
-  std::vector<at::Tensor> outputs(const Run& run, const Owned& returned) const {
-    return rows_of(workload_, run, returned.object, sets_.device);
-  }
-
-  void check_inputs(const Run& run, uint32_t i) {
-    for (size_t j = 0; j < workload_.inputs.size(); ++j) {
-      auto& input = workload_.inputs[j];
-      if (!input.is_tensor() || input.written) continue;
-      const auto* was = content(host_pool_, run, i, j);
-      for (size_t at = 0; at < input.bytes; at += Staging::SIZE) {
-        size_t size = std::min(input.bytes - at, Staging::SIZE);
-        if (!same(staging_.read(sets_.input(i, j) + at, size), was + at, size))
-          throw Wrong(INPUT, "changed its input " + input.name);
-      }
-    }
-  }
-
   const Workload& workload_;
-  const uint8_t* host_pool_;
+  uint64_t* addresses_;
   const Runtime& cuda_;
   const Torch& torch_;
   Sets sets_;
-  Memory pool_;
-  Memory aside_;  // of outputs that several invocations return in the same memory
   Owned graph_;
   std::vector<Owned> results_;
-  Outputs outputs_, launched_;
-  Staging staging_;
+  std::vector<Rows> of_graph_, launched_;  // outputs of each invocation
   uint32_t captured_ = 0;
-  Run last_;
 };
 
 }  // namespace kcap

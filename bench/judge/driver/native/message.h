@@ -76,6 +76,23 @@ inline bool receive(int socket, Message& message) {
   return true;
 }
 
+// Whether the judge can read it: `descriptor` goes with it, unless it is -1.
+inline bool send(int socket, const void* content, size_t size, int descriptor) {
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  iovec part{const_cast<void*>(content), size};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  if (descriptor >= 0) {
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+    cmsghdr* one = CMSG_FIRSTHDR(&header);
+    one->cmsg_level = SOL_SOCKET, one->cmsg_type = SCM_RIGHTS, one->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(one), &descriptor, sizeof(int));
+  }
+  return system_call(SYS_sendmsg, socket, reinterpret_cast<long>(&header), MSG_DONTWAIT | MSG_NOSIGNAL) == long(size);
+}
+
 // What came of a message. The layout in memory is kcap.bench.judge.driver.protocol's REPORT.
 struct Report {
   uint32_t code = 0;

@@ -42,8 +42,6 @@ struct Place {
   virtual void prepare(const Run& run, PyObject* callable) = 0;
   // Runs invocations, and keeps the outputs of all of them: which are looked at, nobody knows yet.
   virtual Report run(const Run& run, PyObject* callable) = 0;
-  // Of the last run: puts the outputs of invocation `i` where the judge can read them, unless they lie there.
-  virtual void deliver(uint32_t i, uint8_t* memory) {}
 };
 
 }  // namespace kcap

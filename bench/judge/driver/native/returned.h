@@ -20,7 +20,7 @@ struct Wrong : std::runtime_error {
 
 inline std::string type_name(PyObject* value) { return Py_TYPE(value)->tp_name; }
 
-inline at::Tensor tensor_of(const Output& output, PyObject* value) {
+inline at::Tensor tensor_of(const Tensor& output, PyObject* value) {
   bool number = PyBool_Check(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value);
   if (number && output.sizes.empty())
     return at::scalar_tensor(PyFloat_AsDouble(value), at::TensorOptions().dtype(output.dtype));
@@ -35,7 +35,7 @@ inline std::string told(at::IntArrayRef sizes) {
 }
 
 // `lenient`: floating outputs may have another floating dtype, as those of a reference in higher precision have.
-inline void check(const Output& output, const at::Tensor& tensor, at::Device device, bool lenient) {
+inline void check(const Tensor& output, const at::Tensor& tensor, at::Device device, bool lenient) {
   if (tensor.layout() != at::kStrided || !tensor.has_storage() || tensor.is_meta() || tensor.is_quantized() || tensor.is_nested())
     throw Wrong(NO_TENSOR, output.name + ": is no plain tensor");
   if (tensor.sizes() != at::IntArrayRef(output.sizes))

@@ -8,16 +8,10 @@
 
 namespace kcap {
 
-constexpr int HOST_TO_HOST = 0, FROM_HOST = 1, TO_HOST = 2, ON_DEVICE = 3;  // cudaMemcpyKind
-constexpr int PERSISTING_L2 = 6;                          // cudaLimitPersistingL2CacheSize
+constexpr int PERSISTING_L2 = 6;  // cudaLimitPersistingL2CacheSize
 
 struct Runtime {
   int (*set_device)(int) = nullptr;
-  int (*allocate)(void**, size_t) = nullptr;
-  int (*release)(void*) = nullptr;
-  int (*allocate_pinned)(void**, size_t) = nullptr;
-  int (*release_pinned)(void*) = nullptr;
-  int (*copy)(void*, const void*, size_t, int, void*) = nullptr;
   int (*fill)(void*, int, size_t, void*) = nullptr;
   int (*wait)() = nullptr;
   int (*get_limit)(size_t*, int) = nullptr;
@@ -34,11 +28,6 @@ struct Runtime {
       if (!function) throw std::runtime_error(library + " has no " + name);
     };
     find(set_device, "cudaSetDevice");
-    find(allocate, "cudaMalloc");
-    find(release, "cudaFree");
-    find(allocate_pinned, "cudaMallocHost");
-    find(release_pinned, "cudaFreeHost");
-    find(copy, "cudaMemcpyAsync");
     find(fill, "cudaMemsetAsync");
     find(wait, "cudaDeviceSynchronize");
     find(get_limit, "cudaDeviceGetLimit");

@@ -32,20 +32,4 @@ inline void stand_still() {
   system_call(SYS_tgkill, system_call(SYS_getpid), system_call(SYS_gettid), SIGSTOP);
 }
 
-inline bool same(const void* one, const void* other, size_t count) {
-  auto* a = static_cast<const uint8_t*>(one);
-  auto* b = static_cast<const uint8_t*>(other);
-  uint8_t differ = 0;
-  for (size_t i = 0; i < count; ++i) differ |= a[i] ^ b[i];
-  return differ == 0;
-}
-
-// splitmix64 (Steele, Lea, Flood 2014).
-inline uint64_t mixed(uint64_t seed, uint64_t i, uint64_t j) {
-  uint64_t z = seed + 0x9E3779B97F4A7C15ULL * (i * 4096 + j + 1);
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
-  return z ^ (z >> 31);
-}
-
 }  // namespace kcap

@@ -11,8 +11,8 @@
 
 namespace kcap {
 
-enum Kind : uint32_t { POOLED, FIXED, INTEGER, REAL, BOOLEAN, NOTHING };
-enum Operation : uint32_t { OPEN = 1, PREPARE = 2, RUN = 3, DELIVER = 4 };
+enum Kind : uint32_t { TENSOR, INTEGER, REAL, BOOLEAN, NOTHING };
+enum Operation : uint32_t { OPEN = 1, PREPARE = 2, RUN = 3 };
 enum Flag : uint32_t { DESTINATION = 1, GRAPHS = 2 };
 
 inline at::ScalarType dtype_of(const std::string& name) {
@@ -48,19 +48,10 @@ struct Tensor {
 
 struct Input : Tensor {
   Kind kind;
-  uint64_t offset = 0;    // of its content in the pool
-  uint64_t slack = 0;     // POOLED: elements that its content has more than the input
-  uint64_t stride = 0;    // FIXED: bytes from one variant of its content to the next
-  bool written = false;   // it need not be what it was
   int64_t integer = 0;
   double real = 0;
 
-  bool is_tensor() const { return kind == POOLED || kind == FIXED; }
-
-  // Where in the pool the content of invocation `i` begins, if it lies there in one piece.
-  uint64_t begin(uint64_t seed, uint64_t i, uint64_t j, uint64_t variant) const {
-    return kind == POOLED ? offset + mixed(seed, i, j) % (slack + 1) * item : offset + variant * stride;
-  }
+  bool is_tensor() const { return kind == TENSOR; }
 
   PyObject* scalar() const {
     switch (kind) {
@@ -75,58 +66,41 @@ struct Input : Tensor {
     kind = Kind(from.u32());
     integer = from.take<int64_t>();
     real = from.take<double>();
-    if (!is_tensor()) return;
-    Tensor::read(from);
-    offset = from.u64(), slack = from.u64(), stride = from.u64(), written = from.u32();
+    if (is_tensor()) Tensor::read(from);
   }
-};
-
-struct Output : Tensor {
-  uint64_t offset = 0;  // in a slot
 };
 
 struct Workload {
   bool destination = false;
   bool graphs = false;  // on a GPU: batches are captured
-  uint32_t variants = 1;
   uint32_t sets = 1;  // of inputs: as many as there are invocations in a run at most
-  uint64_t pool_bytes = 0, slot_bytes = 0;
   uint64_t stride = 0;           // bytes from one set to the next
   std::vector<uint64_t> places;  // in a set: of each input, and in destination passing style of each output
   std::vector<Input> inputs;
-  std::vector<Output> outputs;
+  std::vector<Tensor> outputs;
 
   void read(Reader from) {
     from.u32();
     uint32_t flags = from.u32();
     destination = flags & DESTINATION, graphs = flags & GRAPHS;
-    variants = from.u32(), sets = from.u32();
-    pool_bytes = from.u64(), slot_bytes = from.u64(), stride = from.u64();
+    sets = from.u32(), stride = from.u64();
     inputs.resize(from.u32());
     for (auto& input : inputs) input.read(from);
     outputs.resize(from.u32());
-    for (auto& output : outputs) output.Tensor::read(from), output.offset = from.u64();
+    for (auto& output : outputs) output.read(from);
     places.resize(from.u32());
     for (auto& place : places) place = from.u64();
-  }
-
-  // One invocation in four has the index inputs of another variant, if there is one.
-  uint64_t variant(uint64_t seed, uint64_t i) const {
-    if (variants < 2 || mixed(seed, i, 4094) % 4) return 0;
-    return 1 + mixed(seed, i, 4095) % (variants - 1);
   }
 };
 
 struct Run {
-  uint32_t first = 0;  // its number among those of `seed`
   uint32_t count = 0;
   uint32_t upcast = 0;  // 0, or the bits of the dtype that floating inputs are given in
-  uint64_t seed = 0;    // on a GPU: what its inputs are filled by
 
   Run() = default;
   Run(Reader from, const Workload& workload) {
     from.u32();
-    first = from.u32(), count = from.u32(), upcast = from.u32(), seed = from.u64();
+    count = from.u32(), upcast = from.u32();
     if (count > workload.sets) throw std::runtime_error("more invocations than sets of inputs");
   }
 };

@@ -1,0 +1,166 @@
+"""The judge on a GPU: memory that it shares with candidates, and whether anything runs there.
+
+Memory is shared by the descriptors of CUDA's virtual memory management, which pass from process to process as those of
+files do. Sets of inputs are the judge's; what a candidate returns lies in pieces that its driver made, and sent the
+descriptors of.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from kcap.errors import KcapError
+
+DRIVER = "libcuda.so.1"
+PINNED, ON_DEVICE, AS_DESCRIPTOR, READ_AND_WRITE = 1, 1, 1, 3  # of CUmemAllocationProp and CUmemAccessDesc
+PROBES = 5
+BUSY_FACTOR, BUSY_S = 5, 1e-4  # an idle GPU's probe takes less than so many times the quickest, or than so long
+GONE_S = 2.0  # until what a process ran is gone with it
+
+
+class _Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class _Properties(ctypes.Structure):
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("handles", ctypes.c_int),
+        ("location", _Location),
+        ("rest", ctypes.c_uint64 * 2),
+    ]
+
+
+class _Access(ctypes.Structure):
+    _fields_ = [("location", _Location), ("flags", ctypes.c_int)]
+
+
+@dataclass
+class MappedMemory:
+    """`bytes`: of the memory, a tensor; `base`: its address here. `descriptor`: what shares it, where it is ours."""
+
+    memory: GpuMemory
+    base: int
+    size: int
+    handle: int
+    bytes: torch.Tensor = field(repr=False)
+    descriptor: int | None = None
+
+    def close(self) -> None:
+        """When no tensor lies in it any more."""
+        del self.bytes
+        self.memory.unmap(self.base, self.size, self.handle)
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+
+
+class GpuMemory:
+    """Of one GPU, in the judge's process. `library`: of CUDA's driver."""
+
+    def __init__(self, device: str, library: str = DRIVER) -> None:
+        self.device = torch.device(device)
+        self._probed = torch.zeros(64, device=device)  # the context is there, too
+        self._cuda = ctypes.CDLL(library)
+        self._properties = _Properties(PINNED, AS_DESCRIPTOR, _Location(ON_DEVICE, self.device.index or 0))
+        self._quickest = min(self._probe() for _ in range(4 * PROBES))
+
+    def share(self, size: int) -> MappedMemory:
+        """New memory of at least `size` bytes; KcapError where there is none."""
+        size, handle = self._whole(size), ctypes.c_uint64()
+        self._call("cuMemCreate", ctypes.byref(handle), _size(size), ctypes.byref(self._properties), _NOTHING)
+        descriptor = ctypes.c_int(-1)
+        try:
+            where = ctypes.byref(descriptor)
+            self._call("cuMemExportToShareableHandle", where, handle, ctypes.c_int(AS_DESCRIPTOR), _NOTHING)
+            return self._mapped(handle, size, descriptor.value)
+        except KcapError:
+            self._cuda.cuMemRelease(handle)
+            if descriptor.value >= 0:
+                os.close(descriptor.value)
+            raise
+
+    def open(self, descriptor: int, size: int) -> MappedMemory:
+        """A candidate's memory of `size` bytes; KcapError where that is not what it is."""
+        handle = ctypes.c_uint64()
+        given = ctypes.c_void_p(descriptor)
+        self._call("cuMemImportFromShareableHandle", ctypes.byref(handle), given, ctypes.c_int(AS_DESCRIPTOR))
+        try:
+            return self._mapped(handle, size)
+        except KcapError:
+            self._cuda.cuMemRelease(handle)
+            raise
+
+    def unmap(self, base: int, size: int, handle: int) -> None:
+        self.wait()
+        self._cuda.cuMemUnmap(_size(base), _size(size))
+        self._cuda.cuMemAddressFree(_size(base), _size(size))
+        self._cuda.cuMemRelease(ctypes.c_uint64(handle))
+
+    def wait(self) -> None:
+        """Until all is done that was asked for here."""
+        torch.cuda.synchronize(self.device)
+
+    def quiet(self) -> bool:
+        """Whether nobody else runs anything. Processes take turns on a GPU, of milliseconds: a kernel that takes none
+        is soon done only where it need not wait for its turn.
+        """
+        took = min(self._probe() for _ in range(PROBES))
+        self._quickest = min(self._quickest, took)
+        return took <= max(BUSY_FACTOR * self._quickest, BUSY_S)
+
+    def soon_quiet(self) -> bool:
+        """Whether it is, once what has ended is gone."""
+        until = time.monotonic() + GONE_S
+        while not (quiet := self.quiet()) and time.monotonic() < until:
+            time.sleep(GONE_S / 100)
+        return quiet
+
+    def tensor_at(self, base: int, size: int) -> torch.Tensor:
+        """The bytes of memory that is mapped here."""
+
+        class Mapped:
+            __cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (base, False), "version": 3}
+
+        return torch.as_tensor(Mapped(), device=self.device)
+
+    def _probe(self) -> float:
+        """Seconds that a kernel takes that does next to nothing, to its end."""
+        began = time.perf_counter()
+        self._probed.add_(1)
+        self.wait()
+        return time.perf_counter() - began
+
+    def _whole(self, size: int) -> int:
+        least = ctypes.c_size_t()
+        self._call(
+            "cuMemGetAllocationGranularity", ctypes.byref(least), ctypes.byref(self._properties), ctypes.c_int(0)
+        )
+        return -(-max(size, 1) // least.value) * least.value
+
+    def _mapped(self, handle: ctypes.c_uint64, size: int, descriptor: int | None = None) -> MappedMemory:
+        base = ctypes.c_uint64()
+        access = _Access(self._properties.location, READ_AND_WRITE)
+        self._call("cuMemAddressReserve", ctypes.byref(base), _size(size), _size(0), _size(0), _NOTHING)
+        try:
+            self._call("cuMemMap", base, _size(size), _size(0), handle, _NOTHING)
+            self._call("cuMemSetAccess", base, _size(size), ctypes.byref(access), _size(1))
+        except KcapError:
+            self._cuda.cuMemUnmap(base, _size(size))
+            self._cuda.cuMemAddressFree(base, _size(size))
+            raise
+        return MappedMemory(self, base.value, size, handle.value, self.tensor_at(base.value, size), descriptor)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        function: Callable[..., int] = getattr(self._cuda, name)
+        if failed := function(*arguments):
+            raise KcapError(f"{self.device}: memory cannot be shared: {name}: CUDA error {failed}")
+
+
+_size = ctypes.c_uint64
+_NOTHING = ctypes.c_ulonglong(0)

@@ -1,0 +1,45 @@
+"""The judge's part of a GPU that is not there: memory that it shares is the host's (fake_cudart.cpp)."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import torch
+
+from kcap.bench.judge.driver.gpu_memory import GpuMemory
+from kcap.system import native_build
+
+
+def build_library(folder: Path) -> Path:
+    """CUDA's runtime and driver in `folder`, which has to be where libraries are looked for."""
+    path = folder / "libcudart.so.0"
+    source = Path(__file__).with_name("fake_cudart.cpp")
+    subprocess.run([native_build.compiler(), "-shared", "-fPIC", source, "-o", path], check=True)
+    (folder / "libcuda.so.1").symlink_to(path.name)
+    return path
+
+
+def build_tensors() -> Path:
+    """What played_gpu/played.py makes tensors with."""
+    include = f"-I{sysconfig.get_path('include')}"
+    return native_build.build([Path(__file__).with_name("played_gpu") / "made.cpp"], [include, "-ltorch_python"])
+
+
+class PlayedMemory(GpuMemory):
+    """`busy`: whether something runs there, for each time that is asked; the last for all further times."""
+
+    def __init__(self, library: Path) -> None:
+        self.busy = [False]
+        super().__init__("cpu", str(library))
+
+    def wait(self) -> None:
+        pass
+
+    def quiet(self) -> bool:
+        return not (self.busy.pop(0) if len(self.busy) > 1 else self.busy[0])
+
+    def tensor_at(self, base: int, size: int) -> torch.Tensor:
+        return torch.frombuffer((ctypes.c_uint8 * size).from_address(base), dtype=torch.uint8)

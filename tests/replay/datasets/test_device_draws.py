@@ -1,0 +1,104 @@
+"""What is drawn on a GPU is what the CPU's code draws from the same words, whole or in parts."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+import pytest
+import torch
+from definitions import PAGED, definition, tensor, workload
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kcap.replay.datasets import device_draws, invocations
+from kcap.replay.datasets.device_draws import RowShape
+from kcap.replay.datasets.invocations import InvocationDraws
+
+FLOATS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # and what a unit in the last place is
+SHORTEST = invocations.SHORTEST_WITH_OUTLIER
+SHAPES = st.sampled_from([(1, 7, 1), (3, 33, 1), (5, 100, 1), (7, 512, 16), (2, 2048, 16)])
+STREAMS = st.integers(0, (1 << 64) - 1)
+
+
+def drawn_on_the_cpu(dtype, count, shape, pool, spread, stream, first):
+    place = torch.zeros(count, shape[0] * shape[1], dtype=dtype)
+    invocations._library().kcap_fill_floats(
+        ctypes.c_void_p(place.data_ptr()),
+        ctypes.c_uint64(place.stride(0) * place.itemsize),
+        ctypes.c_uint64(first),
+        ctypes.c_uint64(count),
+        place.itemsize * 8,
+        dtype == torch.bfloat16,
+        struct.pack("=QQQ", pool.data_ptr(), *pool.shape),
+        struct.pack("=fff", *spread),
+        struct.pack("=QQQQ", *shape, SHORTEST),
+        ctypes.c_uint64(stream),
+    )
+    return place
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from([*FLOATS]), SHAPES, STREAMS, st.integers(0, 1 << 40), st.sampled_from([200, 1 << 25]))
+def test_floats_are_those_of_the_cpu(dtype, shape, stream, first, tile):
+    pool, spread = torch.randn(64, 128 // dtype.itemsize), (1.0, 1.0, 0.7)
+    want = drawn_on_the_cpu(dtype, 4, shape, pool, spread, stream, first)
+    memory = torch.zeros(4, shape[0] * shape[1] + 5, dtype=dtype)  # sets of inputs lie apart
+    place = memory[:, : shape[0] * shape[1]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_draws, "TILE", tile)
+        device_draws.fill_floats(place, pool, spread, RowShape(*shape, SHORTEST), stream, first)
+    torch.testing.assert_close(place, want, rtol=FLOATS[dtype], atol=1e-5)
+    assert not memory[:, shape[0] * shape[1] :].any()
+
+
+@settings(deadline=None, max_examples=25)
+@given(STREAMS, st.integers(0, 1 << 40), st.integers(1, 400), st.sampled_from([50, 1 << 25]))
+def test_an_invocation_alone_has_the_bits_that_it_has_among_others(stream, first, size, tile):
+    pool = torch.randint(0, 255, (32, 128), dtype=torch.uint8)
+    fills = [
+        (torch.uint8, lambda place, number: device_draws.fill_pieces(place, pool, stream, number)),
+        (torch.int32, lambda place, number: device_draws.fill_integers(place, -128, 127, stream, number)),
+    ]
+    for dtype, fill in fills:
+        among, alone = torch.zeros(5, size, dtype=dtype), torch.zeros(1, size, dtype=dtype)
+        fill(among, first)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(device_draws, "TILE", tile)
+            fill(alone, first + 3)
+        assert torch.equal(alone[0], among[3])
+        assert size < 100 or not torch.equal(among[2], among[3])
+
+
+def test_integers_reach_both_ends_and_no_further():
+    place = torch.zeros(1, 1 << 16, dtype=torch.int64)
+    device_draws.fill_integers(place, -128, 127, 5, 0)
+    assert (place.min(), place.max()) == (-128, 127)
+    assert (place.double().mean() + 0.5).abs() < 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "int32", "int64", "bool"])
+def test_inputs_of_a_gpu_are_the_same_alone_and_among_others(dtype):
+    of = definition({"x": tensor(dtype, "M", "D")}, {"M": None, "D": 4096})
+    draws = InvocationDraws(of, workload(of, M=16), None, 1)
+    place = torch.zeros((9, 16, 4096), dtype=draws.example.inputs[0].dtype, device="cuda")
+    draws.fill(7, 100, [place])
+    for offset in (0, 4, 8):
+        (alone,) = draws.draw(7, 100 + offset, "cuda")
+        assert torch.equal(alone.view(torch.uint8), place[offset].view(torch.uint8))
+    assert not torch.equal(place[0].view(torch.uint8), place[1].view(torch.uint8))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_what_a_rule_makes_for_a_gpu_is_valid_and_the_same_alone():
+    draws = InvocationDraws(PAGED, workload(PAGED, T=64, L=9, N=40, num_pages=64), None, 1)
+    places = [torch.zeros((40, *value.shape), dtype=value.dtype, device="cuda") for value in draws.example.inputs]
+    draws.fill(7, 3, places)
+    _, indptr, indices, cache = (place.cpu() for place in places)
+    assert (indptr[:, 0] == 0).all() and (indptr[:, -1] == 64).all() and (indptr.diff(dim=1) >= 0).all()
+    assert indices.min() >= 0 and indices.max() < cache.shape[1]
+    assert len(indptr.unique(dim=0)) > 10
+    assert torch.equal(draws.draw(7, 20, "cuda")[1], places[1][17])
