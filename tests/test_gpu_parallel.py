@@ -25,6 +25,7 @@ from kcap.schemas.results.coverage import StepCoverage
 from kcap.schemas.results.measurement import Measurement, ProgramMeasurement
 
 SCRIPTS = Path(__file__).parents[1] / "scripts" / "gpu"
+DAY = "2026-01-01T00:00:"
 STEPS, LAYERS = {"prefill": 1, "decode": 3, "other": 2}, 2
 X = Argument(name="x", value=TensorSpec((4, 8), "bfloat16"))
 EACH = {"linears": ("aten::mm", 4 * LAYERS + 1), "all-reduces": ("vllm::all_reduce", 2 * LAYERS + 1)}
@@ -159,11 +160,19 @@ def test_a_plan_must_run_in_each_rank_as_often(script: Any, tmp_path: Path, kind
 
 
 def test_the_rate_leaves_out_what_starting_takes_and_pairs_are_to_be_judged_once(script: Any) -> None:
+    judged = [("cuda:0", 10, 9.0), ("cuda:0", 19, 2.0), ("cuda:0", 21, 3.0), ("cuda:1", 11, 9.0), ("cuda:1", 20, 2.0)]
     outcomes = [
-        SimpleNamespace(solution="s", workload=f"w{second}", timestamp=f"2026-01-01T00:00:{second:02}+00:00")
-        for second in (20, 21, 22, 24)
+        SimpleNamespace(
+            solution="s",
+            workload=f"w{second}",
+            device=device,
+            timestamp=f"2026-01-01T00:00:{second}+00:00",
+            seconds=took,
+        )
+        for device, second, took in judged
     ]
-    assert script.rate(outcomes) == 3 / 4
+    assert script.rate(outcomes) == 3 / (24 - 19)
+    assert script.rate(outcomes[:1]) == 0
     assert script.once(outcomes) and not script.once([*outcomes, outcomes[0]]) and not script.once([])
 
 

@@ -1,16 +1,10 @@
 """The engine's side: the profiled steps of a Recording by kind, with the GPU time of every Call in them.
 
 A step's span is from the start of its first kernel to the end of its last; for some of it the GPU waits for work.
-
-A collective's kernel lasts from the arrival of its own rank on. Where all ranks of a group profiled a step, the one
-that came last waited for nobody: the shortest of their times is the transfer, and the rest of each is its wait. In the
-first collective of a step all ranks may wait, for a link that had nothing to do: 90 to 180 us on two H200s, where the
-others of the same Call took 4. So a transfer of over twice the median of its Call's in a step counts as that median.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +13,10 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from kcap.errors import CallError
+from kcap.replay.group.transfers import transfer_of, usual_transfer
 from kcap.schemas.recording.recording import GraphUse, Phase, Recording
 from kcap.schemas.results import coverage
 from kcap.schemas.results.coverage import KernelTime, StepCoverage
-
-FEW = 3  # invocations of a Call in a step, of which one can be told to be unusual
-UNUSUAL = 2.0  # times the median
 
 
 @dataclass(frozen=True)
@@ -188,22 +180,19 @@ def waits_for_peers(recording: Recording, steps: Sequence[StepCoverage]) -> list
             ]
             usual = _usual_transfers([kernel for _, _, kernel in of_ranks] for of_ranks in ran)
             for of_ranks in ran:
-                transfer = min(kernel.us for *_, kernel in of_ranks)
+                shortest = min(kernel.us for *_, kernel in of_ranks)
                 for number, index, kernel in of_ranks:
-                    waits[number][index] = kernel.us - (
-                        transfer if transfer <= UNUSUAL * usual[kernel.call] else usual[kernel.call]
-                    )
+                    waits[number][index] = kernel.us - transfer_of(shortest, usual[kernel.call])
     return waits
 
 
 def _usual_transfers(collectives: Iterable[Sequence[KernelTime]]) -> dict[int | None, float]:
-    """The median of each Call's, microseconds; infinite where it ran too seldom. `collectives`: the kernels of each, by
-    rank."""
+    """Of each Call, microseconds. `collectives`: the kernels of each, by rank."""
     transfers: dict[int | None, list[float]] = defaultdict(list)
     for kernels in collectives:
         for kernel in kernels:
             transfers[kernel.call].append(min(each.us for each in kernels))
-    return {call: median(us) if len(us) >= FEW else math.inf for call, us in transfers.items()}
+    return {call: usual_transfer(us) for call, us in transfers.items()}
 
 
 def step_kind(step: StepCoverage) -> StepKind:

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Protocol
 
+import orjson
+
 from kcap.errors import CallError
 from kcap.replay.fidelity.compare import Provenance, ReplayedCall, compare
 from kcap.replay.fidelity.engine import KindSteps, StepKind
 from kcap.replay.fidelity.verdict import PROGRAM, SERVING, Fidelity, KindFidelity, ProgramTime
-from kcap.replay.group.workers import GroupedWorker
+from kcap.replay.group.workers import GroupedWorker, call_of_any_rank
 from kcap.replay.jobs import REPLAY_WORKER, SAME_CONTEXT, BatchFields, CallJob, ReplaySession, SampleGroup
 from kcap.replay.program.choose import ChosenProgram, ProgramKind
 from kcap.replay.program.job import MIN_TIMEOUT_S, ProgramJob, StandaloneResult
@@ -140,8 +142,21 @@ def compare_kind(
 ) -> KindFidelity:
     calls = {call.id: call for call in recording.calls}
     inside = {call.call: replayed_in_program(call) for call in program.calls} if program else {}
+    inside |= of_other_ranks(inside, [calls[number] for number in kind.invocations])
     serving, in_program = compare(kind, calls, standalone, SERVING), compare(kind, calls, inside, PROGRAM)
     return KindFidelity.of(kind, serving, in_program, program_time(program))
+
+
+def of_other_ranks(inside: Mapping[int, ReplayedCall], calls: Iterable[Call]) -> dict[int, ReplayedCall]:
+    """Those `calls` that no Call inside a Program is, but that are one of them in another rank of its group."""
+
+    def key(call: Call) -> bytes:
+        return orjson.dumps(call_of_any_rank(call.model_dump(mode="json")))
+
+    collectives = [call for call in calls if call.group]
+    by_key = {key(call): inside[call.id] for call in collectives if call.id in inside}
+    others = {call.id: by_key.get(key(call)) for call in collectives if call.id not in inside}
+    return {number: replayed for number, replayed in others.items() if replayed}
 
 
 def choose_sample(call: Call, kind: KindSteps, samples: Samples, steps: StepsByRank) -> NearestSample:

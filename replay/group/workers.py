@@ -142,7 +142,12 @@ def _key_for_all_ranks(request: Mapping[str, Any]) -> bytes:
     """The same for the Calls of all ranks that are equal but for the rank."""
     call, sample = request["call"], request["sample"] or {}
     values = [sample.get(name) for name in ("scalars", "offsets", "tensors")]
-    return orjson.dumps([call["operator"], _by_rank_0(call["args"]), values, request["seconds"]])
+    return orjson.dumps([*call_of_any_rank(call), values, request["seconds"]])
+
+
+def call_of_any_rank(call: Mapping[str, Any]) -> list[Any]:
+    """The operator and the arguments of a Call as JSON, the same for Calls that are equal but for the rank."""
+    return [call["operator"], _by_rank_0(call["args"])]
 
 
 def _by_rank_0(value: Any) -> Any:

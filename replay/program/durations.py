@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from math import isnan, nan
 from statistics import fmean, median
 
 from kcap.replay.timing.graphs import KernelRun
@@ -19,12 +20,16 @@ from kcap.schemas.results.measurement import KernelDuration
 
 @dataclass(frozen=True)
 class CallDurations:
-    """The durations in one run, by Call: `us` of an invocation, and its kernels. `unmatched_us`: of no Call."""
+    """The durations in one run, by Call: `us` of an invocation, and its kernels. `unmatched_us`: of no Call.
+
+    `runs`: of each run, the microseconds of each invocation in order; nan where no kernel is known to be its own.
+    """
 
     us: dict[int, float] = field(default_factory=dict)
     kernels: dict[int, list[KernelDuration]] = field(default_factory=dict)
     total_us: float | None = None
     unmatched_us: float | None = None
+    runs: list[list[float]] = field(default_factory=list)
 
 
 def attribute_kernels(
@@ -34,19 +39,21 @@ def attribute_kernels(
     if not any(runs):
         return CallDurations()
     by_call: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    unmatched = 0.0
-    for run in runs:
+    unmatched, durations = 0.0, [[nan] * len(order) for _ in runs]
+    for run, us in zip(runs, durations, strict=True):
         for kernel, position in zip(run, kernel_owners([kernel.name for kernel in run], order, kernels), strict=True):
             if position is None:
                 unmatched += kernel.us
             else:
                 by_call[order[position]][kernel.name].append(kernel.us)
+                us[position] = kernel.us + (0.0 if isnan(us[position]) else us[position])
     counts = {call: order.count(call) * len(runs) for call in by_call}
     return CallDurations(
         {call: sum(map(sum, names.values())) / counts[call] for call, names in by_call.items()},
         {call: median_durations(names, counts[call]) for call, names in by_call.items()},
         fmean(sum(kernel.us for kernel in run) for run in runs),
         unmatched / len(runs),
+        durations,
     )
 
 

@@ -8,12 +8,12 @@ Python is included.
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from math import nan
+from math import isnan, nan
 from statistics import median
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 
 from kcap.replay.group.clock import GpuGroupSampler, GroupSampler
 from kcap.replay.group.peers import Alone
+from kcap.replay.group.transfers import transfer_of, usual_transfer
 from kcap.replay.program.durations import CallDurations, attribute_kernels
 from kcap.replay.program.flow import Flow
 from kcap.replay.program.job import ProgramPart
@@ -38,7 +39,8 @@ from kcap.schemas.results.measurement import DISTURBED, Method
 class ProgramTiming:
     """`sampled`: microseconds of one run, by samples of `n` runs. `stretches`: the number of CUDA graphs.
 
-    `waited_us`: of one run, what a rank waited for others in collectives, the mean over ranks; not in `durations`.
+    `waited_us`: of one run, what a rank waited for others in collectives, the mean over ranks; not in `durations`. What
+    it waited for the others to start is not told.
     """
 
     sampled: Sampled
@@ -91,18 +93,26 @@ def take_waits_out(
 ) -> float:
     """Leave the transfer of each collective in `durations`; what a rank waited in a run, the mean over ranks, in µs.
 
-    The kernel of a collective lasts from a rank's arrival on: its shortest duration in any rank holds no wait.
+    What it waited in the run's first collective is not in it: so much later did another rank start the run, under the
+    profiler, and the Program's own clock runs from the arrival of the last rank on.
     """
-    counts = Counter(call for call in order if parts[call].call.group)
-    calls = sorted(counts)
-    table = peers.gather([us if (us := durations.us.get(call)) is not None else nan for call in calls])
-    waited_us = 0.0
-    for index, call in enumerate(calls):
-        us = table[:, index]
-        if not bool(us.isnan().any()):
-            durations.us[call] = float(us.min())
-            waited_us += counts[call] * float(us.mean() - us.min())
-    return waited_us
+    collectives = [position for position, call in enumerate(order) if parts[call].call.group]
+    if not collectives:
+        return 0.0
+    runs = durations.runs or [[nan] * len(order)] * PROFILED_RUNS
+    table = peers.gather([run[position] for run in runs for position in collectives])
+    table = table.view(peers.size, len(runs), len(collectives))
+    shortest, mean = table.amin(0), table.mean(0)  # by run and collective; nan where a rank has none
+    waits = torch.zeros_like(shortest)
+    for call in {order[position] for position in collectives}:
+        own = torch.tensor([order[position] == call for position in collectives])
+        of_call = shortest[:, own].flatten().tolist()
+        if not any(map(isnan, of_call)):
+            usual = usual_transfer(of_call)
+            transfers = torch.tensor([transfer_of(us, usual) for us in of_call], dtype=torch.float64)
+            durations.us[call] = float(transfers.mean())
+            waits[:, own] = mean[:, own] - transfers.view(len(runs), -1)
+    return float(waits[:, 1:].sum(1).median())
 
 
 def capture_stretches(

@@ -9,8 +9,9 @@ out): at most so many at once (`--load 32`) or so many a second (`--load rate=8`
 closed and one with it open, in alternating order; before each pair stands another with it closed, whose ratio to the
 pair's own is the A/A spread. `--plain` begins with rounds of a server without kcap. With `--agent-trace` the requests
 are recorded, too, and what a round is held against is a second server, without kcap, which stands on the same GPU
-meanwhile: give both less of its memory by `--server-arg`. Ends with a table, and what the Recording holds: its size,
-its Calls by operator; of an agent trace the costliest turns, and the share of GPU time that no request accounts for.
+meanwhile: give both less of its memory by `--server-arg`. `--pairs 0` is one recorded round alone: with `--load 32
+--num-prompts 5000` some 20,000 steps. Ends with a table, and what the Recording holds: its size, its Calls by operator;
+of an agent trace the costliest turns, and the share of GPU time that no request accounts for.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from servers import FIGURES, SERVERS, Load, Round, model_with_tokenizer, round_o
 
 import kcap
 from kcap.capture.controller import window_control
+from kcap.capture.session import Session
 
 
 def shown(rounds: list[Round]) -> str:
@@ -45,10 +48,22 @@ def load_of(words: str, given: argparse.Namespace) -> Load:
     return Load(count, given.input_len, given.output_len, concurrency=int(words))
 
 
+@contextlib.contextmanager
+def recording(session: Session) -> Iterator[None]:
+    """The window is open until the block ends."""
+    window_control.open_window(session)
+    yield
+    window_control.close_window(session)
+
+
 def pairs_of(words: str, model: Path, recorded: Path, ports: tuple[int, int], given: argparse.Namespace) -> list[str]:
     """`ports`: of the server that is not recording, and of the one that is; both may be the same."""
     load = load_of(words, given)
     session = window_control.find_session(recorded)
+    if not given.pairs:
+        with recording(session):
+            alone = round_of(given.framework, model, load, 1, ports[True])
+        return [f"{words:>8}  open    {shown([alone])}"]
     closed, opened, loss, spread = list[Round](), list[Round](), list[float](), list[float]()
     for port in sorted(set(ports)):
         round_of(given.framework, model, load, 1, port)
@@ -57,11 +72,8 @@ def pairs_of(words: str, model: Path, recorded: Path, ports: tuple[int, int], gi
         control = round_of(given.framework, model, load, number, ports[False])
         ran = {}
         for on in (pair % 2 == 0, pair % 2 == 1):
-            if on:
-                window_control.open_window(session)
-            ran[on] = round_of(given.framework, model, load, number + 1 + on, ports[on])
-            if on:
-                window_control.close_window(session)
+            with recording(session) if on else contextlib.nullcontext():
+                ran[on] = round_of(given.framework, model, load, number + 1 + on, ports[on])
         number += 3
         closed += [control, ran[False]]
         opened.append(ran[True])

@@ -11,12 +11,21 @@ from handmade import call, tensor
 from profiled import kernel, step
 
 from kcap.errors import CallError
+from kcap.replay.fidelity.compare import ReplayedCall
 from kcap.replay.fidelity.engine import KindSteps, profiled_kinds
-from kcap.replay.fidelity.replaying import ON_HOST, GpuReplayer, NearestSample, open_replayer, replay_kinds
+from kcap.replay.fidelity.replaying import (
+    ON_HOST,
+    GpuReplayer,
+    NearestSample,
+    of_other_ranks,
+    open_replayer,
+    replay_kinds,
+)
 from kcap.replay.jobs import REPLAY_WORKER
 from kcap.replay.program.run import MIN_TIMEOUT_S
 from kcap.schemas.recording.recording import Metadata, Program, Recording, Sample, load, write_recording
-from kcap.schemas.recording.values import Drift, TensorSpec
+from kcap.schemas.recording.records import Argument
+from kcap.schemas.recording.values import Drift, Group, TensorSpec
 from kcap.schemas.results import coverage
 from kcap.system.worker_process import Worker
 
@@ -112,6 +121,19 @@ def test_a_call_without_a_sample_runs_on_the_sequences_of_each_kind(tmp_path: Pa
         ("lib::attention", [5]),
         (None, [5]),
     ]
+
+
+def test_a_collective_of_another_rank_is_replayed_in_the_program_of_one() -> None:
+    groups = [Argument(name="group", value=Group(2, rank, "tp")) for rank in (0, 1)]
+    first, second, other = (
+        MM.model_copy(update={"id": number, "operator": operator, "args": [*MM.args, group]})
+        for number, (operator, group) in enumerate(
+            [("vllm::all_reduce", groups[0]), ("vllm::all_reduce", groups[1]), ("vllm::all_gather", groups[1])]
+        )
+    )
+    own = MM.model_copy(update={"id": 3})
+    inside = {0: ReplayedCall(4.0), 4: ReplayedCall(9.0)}
+    assert of_other_ranks(inside, [first, second, other, own]) == {1: inside[0]}
 
 
 def test_a_recording_of_a_cpu_is_refused(recording: Recording) -> None:

@@ -19,7 +19,7 @@ from kcap.replay.program.choose import most_frequent_programs
 from kcap.replay.program.durations import CallDurations
 from kcap.replay.program.job import ProgramJob, StandaloneResult, program_job
 from kcap.replay.program.report import program_times
-from kcap.replay.program.timing import take_waits_out, time_invocations
+from kcap.replay.program.timing import PROFILED_RUNS, take_waits_out, time_invocations
 from kcap.schemas.recording.recording import load
 from kcap.schemas.recording.values import Group
 
@@ -91,16 +91,29 @@ class Others(Alone):
         return torch.tensor([list(row), *self.rows], dtype=torch.float64)
 
 
+PARTS: dict[int, Any] = {0: SimpleNamespace(call=linear(0)), 2: SimpleNamespace(call=REDUCE)}
+
+
 def test_the_shortest_kernel_of_a_collective_in_any_rank_is_its_transfer() -> None:
-    parts: dict[int, Any] = {0: SimpleNamespace(call=linear(0)), 2: SimpleNamespace(call=REDUCE)}
-    durations = CallDurations({0: 7.0, 2: 30.0})
-    waited_us = take_waits_out(durations, [0, 2, 0, 2], parts, Others([10.0], [20.0]))
-    assert durations.us == {0: 7.0, 2: 10.0}
-    assert waited_us == 2 * (20 - 10)  # twice in a run, the mean over three ranks
+    durations = CallDurations({0: 7.0, 2: 30.0}, runs=[[7.0, 30.0, 7.0, 30.0]])
+    waited_us = take_waits_out(durations, [0, 2, 0, 2], PARTS, Others([10.0, 12.0], [20.0, 18.0]))
+    assert durations.us == {0: 7.0, 2: 11.0}
+    assert waited_us == 20 - 12  # the mean over three ranks; in the first it waited for the others to start
+
+
+def test_a_wait_of_all_ranks_for_an_idle_link_is_not_transfer() -> None:
+    durations = CallDurations({2: 106.0}, runs=[[4.0, 4.0, 310.0, 6.0]])
+    waited_us = take_waits_out(durations, [2, 2, 2, 2], PARTS, Others([9.0, 4.0, 400.0, 5.0], [9.0, 4.0, 520.0, 4.0]))
+    assert durations.us == {2: 4.0}
+    assert waited_us == 0 + (410 - 4) + (5 - 4)
 
 
 def test_a_collective_that_one_rank_has_no_kernel_of_keeps_its_time() -> None:
-    parts: dict[int, Any] = {2: SimpleNamespace(call=REDUCE)}
-    durations = CallDurations({2: 30.0})
-    assert take_waits_out(durations, [2], parts, Others([10.0], [float("nan")])) == 0
+    durations = CallDurations({2: 30.0}, runs=[[30.0, 30.0]])
+    assert take_waits_out(durations, [2, 2], PARTS, Others([10.0, 10.0], [float("nan"), 10.0])) == 0
     assert durations.us == {2: 30.0}
+
+
+def test_a_rank_whose_profiler_saw_nothing_gathers_as_many_times_as_the_others() -> None:
+    others = [10.0] * PROFILED_RUNS
+    assert take_waits_out(CallDurations(), [0, 2], PARTS, Others(others, others)) == 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.replay.program.durations import kernel_owners
+from kcap.replay.program.durations import attribute_kernels, kernel_owners
+from kcap.replay.timing.graphs import KernelRun
 
 KERNELS = {0: {"norm": 1}, 1: {"split": 1, "reduce": 1}, 2: {"copy": 2}, 3: {}}
 
@@ -51,3 +54,11 @@ def test_nothing_seen_and_nothing_expected() -> None:
     assert kernel_owners([], [], KERNELS) == []
     assert kernel_owners(["norm"], [], KERNELS) == [None]
     assert kernel_owners([], [0, 1], KERNELS) == []
+
+
+def test_each_run_tells_the_time_of_each_invocation() -> None:
+    kernels = (("norm", 1.0), ("split", 2.0), ("reduce", 4.0))
+    runs = [[KernelRun(name, 0, us + more, 0) for name, us in kernels] for more in (0.0, 8.0)]
+    assert attribute_kernels(runs, [0, 1], {0: KERNELS[0], 1: KERNELS[1]}).runs == [[1.0, 6.0], [9.0, 22.0]]
+    (run,) = attribute_kernels(runs[:1], [3, 0, 1], KERNELS).runs
+    assert math.isnan(run[0]) and run[1:] == [1.0, 6.0]
