@@ -133,6 +133,16 @@ def test_the_clock_says_what_a_stopwatch_would(started, small):
     assert way < 2e6
 
 
+def test_the_judge_is_told_when_all_has_been_told_to_stop(started, small):
+    one, seen = started("waits"), []
+    one.open(small, 20)
+    one.run(range(20), 1)
+    began = time.perf_counter_ns()
+    done = one.ask(protocol.run_message(20, 0), told=lambda: seen.append(time.perf_counter_ns()))
+    assert done.report.code == protocol.FINE and len(seen) == 1
+    assert 0 <= seen[0] - began - 40e6 < time.perf_counter_ns() - began
+
+
 def test_nothing_runs_between_two_runs(started, small):
     """Neither a thread nor a process of its own, whatever time passes."""
     one = started("counting_thread")

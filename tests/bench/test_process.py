@@ -62,6 +62,25 @@ def asked(both, says, report=FINE, compiling=False, takes=0.0):
         thread.join()
 
 
+def test_who_wants_to_be_told_is_told_before_everything_stands_still(both):
+    one, keepers = both
+    order = []
+
+    def answer():
+        order.append(keepers.recv(16))
+        os.pwrite(one.memory, FINE, 0)
+        keepers.send(keeper.TOLD)
+        time.sleep(0.05)
+        order.append("still")
+        keepers.send(STOPPED)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    done = one.ask(b"anything", told=lambda: order.append(one.report().code))
+    thread.join()
+    assert order == [keeper.TELL, protocol.FINE, "still"] and done.elapsed_ns == 70_000_000
+
+
 def test_its_time_is_its_keepers(both):
     done = asked(both, STOPPED)
     assert done.report.code == protocol.FINE and done.elapsed_ns == 70_000_000
