@@ -256,13 +256,18 @@ class Candidate(Process):
                 content, ancillary, _, _ = self.channel.recvmsg(protocol.PIECE.size, place, socket.MSG_DONTWAIT)
             except OSError:
                 return
-            if len(content) != protocol.PIECE.size:
-                return
-            base, size = protocol.PIECE.unpack(content)
             descriptors = array.array("i", b"".join(data for *_, data in ancillary))
-            self._receive_piece(gpu, base, size, descriptors)
+            try:
+                if not content:  # it has closed its end
+                    return
+                if len(content) == protocol.PIECE.size:
+                    base, size = protocol.PIECE.unpack(content)
+                    self._note_piece(gpu, base, size, descriptors)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
 
-    def _receive_piece(self, gpu: GpuMemory, base: int, size: int, descriptors: Sequence[int]) -> None:
+    def _note_piece(self, gpu: GpuMemory, base: int, size: int, descriptors: Sequence[int]) -> None:
         if base in self.pieces:
             self.pieces.pop(base).close()
         try:
@@ -270,9 +275,6 @@ class Candidate(Process):
                 self.pieces[base] = gpu.open(descriptors[0], size)
         except KcapError as error:
             raise ProcessEnded(f"its memory is not what it says, {error}: {self.end(keep=True)}") from None
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
 
     def forget(self) -> None:
         work, self.workload = self.workload, None

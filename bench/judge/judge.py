@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kcap.bench.judge.candidate import FEW, Candidate, NoGraph, start_candidate
 from kcap.bench.judge.input_pool import draw_inputs
 from kcap.bench.judge.process import POISON, ForkServer, Limits, NotBuilt, ProcessEnded, Stirred, TooSlow
@@ -76,7 +78,7 @@ class Judge:
             verdict = self._judge(solution, definition, workload)
         except (AtFault, Skip, KcapError, BrokenConstraint) as error:
             verdict = {"status": "NOT_JUDGED", "reason": str(error)}
-        except OSError as error:
+        except (OSError, torch.OutOfMemoryError) as error:
             verdict = {"status": "NOT_JUDGED", "reason": f"this machine lacks what judging takes: {error}"}
             with suppress(OSError, KcapError):
                 self.close()  # either process may be halfway

@@ -76,6 +76,14 @@ def forges_a_piece(x):
     return doubled(x)
 
 
+def sends_nonsense(x):
+    """Words of another length, each with two descriptors."""
+    with socket.socket(fileno=os.dup(CHANNEL[0])) as channel, tempfile.TemporaryFile() as file:
+        for _ in range(20):
+            socket.send_fds(channel, [b"words"], [file.fileno(), file.fileno()])
+    return doubled(x)
+
+
 def main():
     loaded = driver.Driver(driver.build_driver())
 

@@ -197,3 +197,12 @@ def test_memory_that_is_none_ends_the_process(start, drawn):
     one.open(drawn, sets=2)
     with pytest.raises(ProcessEnded, match="its memory is not what it says"):
         one.run(range(2), 1, chosen=1)
+
+
+def test_words_that_are_no_piece_leave_nothing_open(start, drawn):
+    one = start("sends_nonsense", destination=False)
+    one.open(drawn, sets=2)
+    before = len(os.listdir("/proc/self/fd"))
+    done = one.run(range(2), chosen=2)
+    assert done.report.code == protocol.FINE
+    assert len(os.listdir("/proc/self/fd")) <= before + 2  # of memory that it has made for its outputs
