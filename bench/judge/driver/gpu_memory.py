@@ -61,7 +61,7 @@ class MappedMemory:
 
 
 class GpuMemory:
-    """Of one GPU, in the judge's process. `library`: of CUDA's driver."""
+    """Of one GPU, in the judge's process; KcapError where its memory cannot be shared. `library`: of CUDA's driver."""
 
     def __init__(self, device: str, library: str = DRIVER) -> None:
         self.device = torch.device(device)
@@ -69,6 +69,7 @@ class GpuMemory:
         self._cuda = ctypes.CDLL(library)
         self._properties = _Properties(PINNED, AS_DESCRIPTOR, _Location(ON_DEVICE, self.device.index or 0))
         self._quickest = min(self._probe() for _ in range(4 * PROBES))
+        self.share(1).close()
 
     def share(self, size: int) -> MappedMemory:
         """New memory of at least `size` bytes; KcapError where there is none."""
