@@ -34,7 +34,7 @@ SETS_BYTES = 256 << 20  # of inputs and outputs of one run, on the CPU
 MOST_SETS = 8192
 FEW = 3  # invocations of a first run
 MOST_PIECES = 4096
-MOST_DISTURBED = 8  # runs, one after another
+MOST_DISTURBED = 4  # runs, one after another
 NOWHERE = "its outputs are nowhere"
 RANDOM = secrets.SystemRandom()
 CPU_ALIGN, CUDA_ALIGN = 64, 512  # bytes: of torch's allocators
@@ -42,16 +42,13 @@ CPU_ALIGN, CUDA_ALIGN = 64, 512  # bytes: of torch's allocators
 
 @dataclass
 class OpenWorkload:
-    """What a candidate has open. `addresses`: the descriptor of those of its outputs, and on a GPU of the arena behind
-    them; `captured`: invocations of its graph.
-    """
+    """What a candidate has open. `addresses`: the descriptor of its outputs', on a GPU with the arena's behind them."""
 
     drawn: InputPool
     sets: int
     addresses: int
     arena: Arena
     called: bool = False
-    captured: int = 0
 
     def address(self, number: int) -> int:
         (found,) = protocol.ADDRESS.unpack(
@@ -65,8 +62,8 @@ class OpenWorkload:
 
 @dataclass(frozen=True)
 class Ran(Done):
-    """`seed`: of its inputs. `outputs`: of invocations of the run that were chosen at random when it stood still, by
-    their place in it. On a GPU the clock runs until the judge has copies of them.
+    """`seed`: of its inputs. `outputs`: of invocations of the run, chosen at random when it had been stopped, by their
+    place in it. On a GPU the clock runs until the judge has copies of them.
     """
 
     seed: int
@@ -94,7 +91,8 @@ class Candidate(Process):
             self.spent = self.compiled = 0.0
         self.forget()
         flags = protocol.DESTINATION * self.destination + protocol.GRAPHS * self.graphs
-        layout = SetLayout.of(drawn, self.destination, CUDA_ALIGN if self.limits.gpu_memory else CPU_ALIGN)
+        gpu = self.limits.gpu_memory
+        layout = SetLayout.of(drawn, self.destination, CUDA_ALIGN if gpu else CPU_ALIGN)
         places = [*layout.inputs, *layout.outputs]
         content = protocol.open_message(drawn.contents, drawn.results, sets, flags, layout.stride, places)
         addresses = os.memfd_create("outputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -102,16 +100,18 @@ class Candidate(Process):
             os.ftruncate(addresses, protocol.ADDRESS.size * (sets * len(drawn.results) + 1))
             fcntl.fcntl(addresses, fcntl.F_ADD_SEALS, SEALS)
             memory = self._memory_of(layout.stride * sets)
-            arena = Arena(drawn, layout, memory.bytes[: layout.stride * sets])
+            arena = Arena(drawn, layout, memory.bytes[: layout.stride * sets], gpu)
         except BaseException:
             os.close(addresses)
             raise
         self.workload = OpenWorkload(drawn, sets, addresses, arena, called=called)
+        if gpu:  # what is captured is called before, on inputs that do not count
+            arena.fill(fresh_seed(), range(sets))
         assert memory.descriptor is not None
         report = self.ask(content, [addresses, memory.descriptor]).report
         self._receive_pieces()
         if report.code != protocol.FINE:
-            raise ProcessEnded(report.text)
+            raise ProcessEnded(f"{report.text}: {self.end(keep=True)}")
 
     @property
     def most(self) -> int:
@@ -131,6 +131,8 @@ class Candidate(Process):
             ran = self._run(numbers, fresh_seed() if seed is None else seed, upcast, chosen)
             if ran is not None:
                 return ran
+            if self.workload is not None:
+                self.workload.arena.forget()
             if gpu and not gpu.soon_quiet():
                 break
         self.end(keep=True)
@@ -143,18 +145,14 @@ class Candidate(Process):
         work, gpu = self.workload, self.limits.gpu_memory
         assert work is not None
         count, compiling = len(numbers), not work.called
-        captures = gpu is not None and self.graphs and count > 1 and not upcast
         if gpu or not upcast:  # else there is nothing to prepare
-            if captures and work.captured != count:  # it is called before, on inputs that do not count
-                work.arena.fill(fresh_seed(), range(count))
             prepared = self.ask(protocol.prepare_message(count, upcast), compiling=compiling).report
             if prepared.code == protocol.NO_GRAPH and self.graphs and gpu:
                 raise NoGraph(self, prepared.text)
             if prepared.code != protocol.FINE:
                 return Ran(prepared, 0, seed)
-            work.captured = count if captures else work.captured
-        work.arena.fill(seed, numbers)
-        if gpu and not gpu.quiet():
+            self._receive_pieces()
+        if not work.arena.fill(seed, numbers) or (gpu and not gpu.quiet()):
             return None
         outputs: dict[int, list[torch.Tensor]] = {}
 
@@ -169,8 +167,12 @@ class Candidate(Process):
         else:
             done = self._ask_gpu(gpu, protocol.run_message(count, upcast), keep, compiling)
         work.called = True
-        if done.report.code == protocol.FINE and gpu and not gpu.quiet():
-            return None
+        if done.report.code == protocol.FINE:
+            if len(outputs) < min(chosen, count):
+                self.end(keep=True)
+                raise Stirred("it reported that it was done when it had been stopped")
+            if gpu and not gpu.quiet():
+                return None
         return Ran(done.report, done.elapsed_ns, seed, outputs)
 
     def _ask_gpu(self, gpu: GpuMemory, content: bytes, keep: Callable[[], None], compiling: bool = False) -> Done:

@@ -18,6 +18,7 @@ import torch
 
 from kcap.bench.accuracy import RTOL
 from kcap.bench.judge.driver import protocol
+from kcap.bench.judge.driver.gpu_memory import GpuMemory
 from kcap.bench.judge.driver.protocol import Content, Result
 from kcap.replay.datasets.inputs import WorkloadInputs, definition_dtype
 from kcap.replay.datasets.invocations import InvocationDraws, Spread
@@ -145,38 +146,56 @@ class ArenaMemory:
         os.close(self.descriptor)
 
 
-class Arena:
-    """Sets of inputs of one candidate's invocations, and of outputs in destination passing style, in bytes."""
+COPY_SHARE, COPY_S = 0.1, 2e-4  # by so much, and so many seconds, a copy on an idle GPU may take longer than another
 
-    def __init__(self, drawn: InputPool, layout: SetLayout, memory: torch.Tensor) -> None:
-        self.drawn, self.layout, self.bytes = drawn, layout, memory
+
+class Arena:
+    """Sets of inputs of one candidate's invocations, and of outputs in destination passing style, in bytes.
+
+    On a GPU they are filled elsewhere, and come into a candidate's sight in one copy: a stream of its own that waits
+    for a value to change has no more time than that takes, and cannot work meanwhile without making it take longer.
+    """
+
+    def __init__(self, drawn: InputPool, layout: SetLayout, memory: torch.Tensor, gpu: GpuMemory | None) -> None:
+        self.drawn, self.layout, self.bytes, self._gpu = drawn, layout, memory, gpu
         self._bytes = memory.view(-1, layout.stride)
+        self._quickest: dict[int, float] = {}  # seconds of a copy, by sets
         self._written = {*drawn.definition.written_inputs}
         self._filled: tuple[int, Sequence[int]] = (0, ())
 
-    def fill(self, seed: int, numbers: Sequence[int]) -> None:
+    def fill(self, seed: int, numbers: Sequence[int]) -> bool:
         """Fill a set with the inputs of each of the invocations `numbers` of `seed`; outputs hold bits that are none.
 
-        What is asked for again, to see how long it takes, is there already.
+        What is asked for again, to see how long it takes, is there already, unless it may be written. False, where
+        something else ran on the GPU while they were copied.
         """
-        if self._filled == (seed, numbers):
-            return
+        if self._filled == (seed, numbers) and not self._written:
+            return True
         self._filled = seed, numbers
+        count, stride = len(numbers), self.layout.stride
+        sets = self._bytes[:count] if self._gpu is None else self._gpu.staging(count * stride).view(count, stride)
         for at, result in zip(self.layout.outputs, self.drawn.results, strict=False):
-            self._bytes[: len(numbers), at : at + result.bytes].fill_(0xFF)
+            sets[:, at : at + result.bytes].fill_(0xFF)
         if isinstance(numbers, range):
-            self.drawn.draws.fill(seed, numbers.start, self._inputs(slice(len(numbers))))
+            self.drawn.draws.fill(seed, numbers.start, self._inputs(sets))
         else:
             for place, number in enumerate(numbers):
-                self.drawn.draws.fill(seed, number, self._inputs(slice(place, place + 1)))
-        if self._bytes.is_cuda:
-            torch.cuda.synchronize(self._bytes.device)
+                self.drawn.draws.fill(seed, number, self._inputs(sets[place : place + 1]))
+        if self._gpu is None:
+            return True
+        took = self._gpu.copy(self._bytes[:count], sets)
+        quickest = self._quickest[count] = min(took, self._quickest.get(count, took))
+        return took <= (1 + COPY_SHARE) * quickest + COPY_S
+
+    def forget(self) -> None:
+        """Fill anew what is asked for again."""
+        self._filled = 0, ()
 
     def changed(self, place: int) -> str | None:
         """The name of an input in a set of the last run that is not what it was, and must be."""
         seed, numbers = self._filled
         drawn = self.drawn.draws.draw(seed, numbers[place], self._bytes.device)
-        inputs = self._inputs(slice(place, place + 1))
+        inputs = self._inputs(self._bytes[place : place + 1])
         for name, found, value in zip(self.drawn.definition.inputs, inputs, drawn, strict=True):
             if found is None or name in self._written:
                 continue
@@ -189,14 +208,14 @@ class Arena:
         at, size = self.layout.outputs[index], self.drawn.results[index].bytes
         return self._bytes[number, at : at + size]
 
-    def _inputs(self, sets: slice) -> list[torch.Tensor | None]:
-        """Each [sets, *shape]; None for a scalar."""
+    def _inputs(self, sets: torch.Tensor) -> list[torch.Tensor | None]:
+        """Of `sets`, each [sets, *shape]; None for a scalar."""
         found: list[torch.Tensor | None] = []
         for value, at in zip(self.drawn.example.inputs, self.layout.inputs, strict=True):
             if not isinstance(value, torch.Tensor):
                 found.append(None)
                 continue
-            part = self._bytes[sets, at : at + value.nbytes]
+            part = sets[:, at : at + value.nbytes]
             found.append(part.view(value.dtype).view(len(part), *value.shape))
         return found
 

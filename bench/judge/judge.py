@@ -76,8 +76,12 @@ class Judge:
         names = self._names(solution, definition, workload)
         try:
             verdict = self._judge(solution, definition, workload)
-        except (AtFault, Skip, KcapError, BrokenConstraint) as error:
+        except (AtFault, Skip, BrokenConstraint) as error:
             verdict = {"status": "NOT_JUDGED", "reason": str(error)}
+        except KcapError as error:
+            verdict = {"status": "NOT_JUDGED", "reason": str(error)}
+            with suppress(OSError, KcapError):
+                self._drop()  # it may be why
         except (OSError, torch.OutOfMemoryError) as error:
             verdict = {"status": "NOT_JUDGED", "reason": f"this machine lacks what judging takes: {error}"}
             with suppress(OSError, KcapError):
@@ -109,6 +113,8 @@ class Judge:
             self.uncaptured[definition.name] = str(refused)
 
     def _attempt(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
+        if self.running and self.running.solution != solution:
+            self._drop()  # before anything is asked of what it may hold
         try:
             truth = self._truth(definition, workload)
             verdict = self._trial(solution, truth)

@@ -147,11 +147,23 @@ class Process:
 
     def _let_run(self, compiling: bool, told: Callable[[], object] | None) -> int:
         """Nanoseconds that it ran, by its keeper's clock."""
+        said = self._ask_keeper(keeper.TELL if told else keeper.RUN, compiling)
+        if told and said == keeper.TOLD:
+            told()
+            said = self._ask_keeper(b"", compiling)
+        if said == keeper.STIRRED:
+            self.end(keep=True)
+            raise Stirred("it went on working when it had been stopped")
+        if len(said) != keeper.RAN.size:
+            raise ProcessEnded(self.end(keep=True, gone=True))
+        return int(keeper.RAN.unpack(said)[1])
+
+    def _ask_keeper(self, command: bytes, compiling: bool) -> bytes:
+        """What it says next, after `command` if that is one; nothing, where it is gone."""
         try:
-            self.control.send(keeper.TELL if told else keeper.RUN)
-            if (said := self.control.recv(16)) == keeper.TOLD and told:
-                told()
-                said = self.control.recv(16)
+            if command:
+                self.control.send(command)
+            return self.control.recv(16)
         except TimeoutError:
             self.end(keep=True)
             limits = self.limits
@@ -159,13 +171,7 @@ class Process:
             option = "--build-timeout" if compiling else limits.option
             raise TooSlow(f"took longer than {longest:g} s ({option})") from None
         except OSError:
-            said = b""
-        if said == keeper.STIRRED:
-            self.end(keep=True)
-            raise Stirred("it went on working when it had been stopped")
-        if len(said) != keeper.RAN.size:
-            raise ProcessEnded(self.end(keep=True, gone=True))
-        return int(keeper.RAN.unpack(said)[1])
+            return b""
 
     def report(self) -> protocol.Report:
         """What it says came of the last message."""

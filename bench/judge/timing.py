@@ -1,8 +1,9 @@
 """Times of a Solution, and of the reference in turns with it, by the judge's own clock.
 
 A batch is a run of many invocations with fresh inputs: the clock runs from when the candidate's process may run until
-all of its sandbox stands still. Its time is that, divided by the invocations; nothing is taken off. What the way there
-and back takes is measured with a run of no invocations, and batches are so long that it is a small share of them.
+all of its sandbox stands still, on a GPU until the judge has copies of its outputs. Its time is that, divided by the
+invocations; nothing is taken off. What the way there and back takes is measured with a run of no invocations, and
+batches are so long that it is a small share of them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WAYS = 5  # runs of no invocations
 FEWEST, FEWEST_OF_REFERENCE = 5, 3  # batches
 MOST_GROWTH = 64  # times the invocations, from one batch to the next: a clock may be disturbed
 MOST_ON_GPU = 4096  # invocations in one graph
-GPU_SHARE = 4  # of the free memory, one part in so many
+GPU_SHARE = 6  # of the free memory, one part in so many
 
 
 @dataclass(frozen=True)

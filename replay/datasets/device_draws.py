@@ -100,7 +100,7 @@ def _floats(
     chosen = _below(_words(in_pieces, pieces), len(pool))
     skipped = begin % piece
     numbers = pool[chosen].flatten(1)[:, skipped : skipped + end - begin].reshape(-1, len(rows), parts, width // parts)
-    numbers = torch.addcmul(moved[..., None], numbers, own[..., None]).view(-1, len(rows), width)
+    numbers = (numbers * own[..., None]).add_(moved[..., None]).view(-1, len(rows), width)
     if width >= shape.shortest_with_outlier and outlier:
         words = _words(of_outliers, row_places)
         size = math.sqrt(width) * outlier * torch.exp2(-2 * _low(words)) * scale

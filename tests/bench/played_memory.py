@@ -30,11 +30,11 @@ def build_tensors() -> Path:
 
 class PlayedMemory(GpuMemory):
     """`busy`: whether something runs there, each time that it is asked; the last for all further times. `others`: it is
-    never idle again.
+    never idle again. `copies`: how long copies take.
     """
 
     def __init__(self, library: Path) -> None:
-        self.busy, self.others = [False], False
+        self.busy, self.others, self.copies = [False], False, list[float]()
         super().__init__("cpu", str(library))
 
     def wait(self) -> None:
@@ -42,6 +42,10 @@ class PlayedMemory(GpuMemory):
 
     def quiet(self) -> bool:
         return not (self.busy.pop(0) if len(self.busy) > 1 else self.busy[0])
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> float:
+        to.copy_(source)
+        return self.copies.pop(0) if self.copies else 1e-3
 
     def soon_quiet(self) -> bool:
         return not self.others

@@ -174,6 +174,15 @@ def test_a_run_that_others_disturb_is_made_again_on_other_inputs(gpu, start, dra
     assert not gpu.busy[0] and torch.equal(done.outputs[1][0], right(drawn, done.seed, 1))
 
 
+def test_a_run_whose_inputs_take_longer_to_come_is_made_again(gpu, start, drawn):
+    """As they do where a stream waits for them."""
+    one = start("double")
+    one.open(drawn, sets=2)
+    gpu.copies = [0.0014, 0.0012]
+    done = one.run(range(2), chosen=2)
+    assert not gpu.copies and torch.equal(done.outputs[1][0], right(drawn, done.seed, 1))
+
+
 @pytest.mark.parametrize("before", [0, 1], ids=["while inputs are filled in", "after the batch"])
 def test_who_works_on_when_stopped_is_found(gpu, start, drawn, before):
     one = start("double")
@@ -206,3 +215,32 @@ def test_words_that_are_no_piece_leave_nothing_open(start, drawn):
     done = one.run(range(2), chosen=2)
     assert done.report.code == protocol.FINE
     assert len(os.listdir("/proc/self/fd")) <= before + 2  # of memory that it has made for its outputs
+
+
+def test_who_reports_after_it_was_stopped_is_not_believed(start, drawn, monkeypatch):
+    """Else nothing would be compared: outputs are taken when it has been stopped."""
+    one = start("doubled", destination=False)
+    one.open(drawn, sets=2)
+    ask = one.ask
+
+    def late(content, *more, told=None, **others):
+        def too_early():
+            report = os.pread(one.memory, protocol.REPORT_BYTES, 0)
+            os.pwrite(one.memory, protocol.REPORT.pack(protocol.UNREPORTED, 0, 0, 0), 0)
+            told()
+            os.pwrite(one.memory, report, 0)
+
+        return ask(content, *more, told=too_early if told else None, **others)
+
+    monkeypatch.setattr(one, "ask", late)
+    with pytest.raises(Stirred, match="it reported that it was done when it had been stopped"):
+        one.run(range(2), chosen=2)
+
+
+def test_a_workload_that_cannot_be_opened_leaves_nothing_open(start, drawn, monkeypatch):
+    one = start("double")
+    monkeypatch.setattr(one, "report", lambda: protocol.Report(protocol.DRIVER, text="no memory"))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ProcessEnded, match="no memory"):
+        one.open(drawn, sets=2)
+    assert one.how is not None and len(os.listdir("/proc/self/fd")) < before

@@ -94,6 +94,7 @@ extern "C" void* kcap_open(const char* library, PyObject* torch) {
 // Of torch's CUDAPluggableAllocator: where the pool of outputs has its memory.
 extern "C" void* kcap_take(size_t size, int, void*) {
   try {
+    if (!kcap::pieces.memory) throw std::runtime_error("the GPU is not open yet");
     return kcap::pieces.take(size);
   } catch (const std::exception& error) {
     fprintf(stderr, "no memory for outputs: %s\n", error.what());

@@ -20,7 +20,8 @@ from kcap.errors import KcapError
 DRIVER = "libcuda.so.1"
 PINNED, ON_DEVICE, AS_DESCRIPTOR, READ_AND_WRITE = 1, 1, 1, 3  # of CUmemAllocationProp and CUmemAccessDesc
 PROBES = 5
-BUSY_FACTOR, BUSY_S = 5, 1e-4  # an idle GPU's probe takes less than so many times the quickest, or than so long
+BUSY_FACTOR, BUSY_S = 5, 1e-4  # an idle GPU's probes take less than so many times the quickest, or than so long each
+MOST_S = 1e-3  # of the quickest of all
 GONE_S = 2.0  # until what a process ran is gone with it
 
 
@@ -66,13 +67,17 @@ class GpuMemory:
     def __init__(self, device: str, library: str = DRIVER) -> None:
         self.device = torch.device(device)
         self._probed = torch.zeros(64, device=device)  # the context is there, too
+        self._staging = torch.empty(0, dtype=torch.uint8, device=device)
         self._cuda = ctypes.CDLL(library)
         self._properties = _Properties(PINNED, AS_DESCRIPTOR, _Location(ON_DEVICE, self.device.index or 0))
         self._quickest = min(self._probe() for _ in range(4 * PROBES))
+        if self._quickest > MOST_S:
+            raise KcapError(f"others use {device}: nothing can be judged beside them")
         self.share(1).close()
 
     def share(self, size: int) -> MappedMemory:
         """New memory of at least `size` bytes; KcapError where there is none."""
+        torch.cuda.empty_cache()  # what was compared is no longer needed
         size, handle = self._whole(size), ctypes.c_uint64()
         self._call("cuMemCreate", ctypes.byref(handle), _size(size), ctypes.byref(self._properties), _NOTHING)
         descriptor = ctypes.c_int(-1)
@@ -80,7 +85,7 @@ class GpuMemory:
             where = ctypes.byref(descriptor)
             self._call("cuMemExportToShareableHandle", where, handle, ctypes.c_int(AS_DESCRIPTOR), _NOTHING)
             return self._mapped(handle, size, descriptor.value)
-        except KcapError:
+        except BaseException:
             self._cuda.cuMemRelease(handle)
             if descriptor.value >= 0:
                 os.close(descriptor.value)
@@ -93,7 +98,7 @@ class GpuMemory:
         self._call("cuMemImportFromShareableHandle", ctypes.byref(handle), given, ctypes.c_int(AS_DESCRIPTOR))
         try:
             return self._mapped(handle, size)
-        except KcapError:
+        except BaseException:
             self._cuda.cuMemRelease(handle)
             raise
 
@@ -107,13 +112,30 @@ class GpuMemory:
         """Until all is done that was asked for here."""
         torch.cuda.synchronize(self.device)
 
+    def staging(self, size: int) -> torch.Tensor:
+        """`size` bytes that nobody else sees: the same for all, one after another."""
+        if len(self._staging) < size:
+            self._staging = self._staging.new_empty(0)
+            torch.cuda.empty_cache()
+            self._staging = self._staging.new_empty(size)
+        return self._staging[:size]
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> float:
+        """Seconds that it took on the GPU, where it waits for its turn."""
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        to.copy_(source)
+        ended.record()
+        self.wait()
+        return float(began.elapsed_time(ended)) / 1e3
+
     def quiet(self) -> bool:
         """Whether nobody else runs anything. Processes take turns on a GPU, of milliseconds: a kernel that takes none
         is soon done only where it need not wait for its turn.
         """
-        took = min(self._probe() for _ in range(PROBES))
-        self._quickest = min(self._quickest, took)
-        return took <= max(BUSY_FACTOR * self._quickest, BUSY_S)
+        took = [self._probe() for _ in range(PROBES)]
+        self._quickest = min(self._quickest, *took)
+        return sum(took) <= PROBES * max(BUSY_FACTOR * self._quickest, BUSY_S)
 
     def soon_quiet(self) -> bool:
         """Whether it is, once what has ended is gone."""
@@ -151,11 +173,12 @@ class GpuMemory:
         try:
             self._call("cuMemMap", base, _size(size), _size(0), handle, _NOTHING)
             self._call("cuMemSetAccess", base, _size(size), ctypes.byref(access), _size(1))
-        except KcapError:
+            memory = self.tensor_at(base.value, size)
+        except BaseException:
             self._cuda.cuMemUnmap(base, _size(size))
             self._cuda.cuMemAddressFree(base, _size(size))
             raise
-        return MappedMemory(self, base.value, size, handle.value, self.tensor_at(base.value, size), descriptor)
+        return MappedMemory(self, base.value, size, handle.value, memory, descriptor)
 
     def _call(self, name: str, *arguments: object) -> None:
         function: Callable[..., int] = getattr(self._cuda, name)
