@@ -123,9 +123,10 @@ class GpuMemory:
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> float:
         """Seconds that it took on the GPU, where it waits for its turn."""
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
+        stream = torch.cuda.current_stream(self.device)
+        began.record(stream)
         to.copy_(source)
-        ended.record()
+        ended.record(stream)
         self.wait()
         return float(began.elapsed_time(ended)) / 1e3
 
