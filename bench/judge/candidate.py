@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import fcntl
 import os
@@ -20,7 +19,7 @@ import torch
 
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.candidate_process import CandidateOrder
-from kcap.bench.judge.driver.gpu_memory import GpuMemory, MappedMemory
+from kcap.bench.judge.driver.gpu_memory import GpuMemory, MappedMemory, Pieces
 from kcap.bench.judge.driver.protocol import Report
 from kcap.bench.judge.input_pool import SEALS, Arena, ArenaMemory, InputPool, SetLayout
 from kcap.bench.judge.messages import BuildReport, Started, StartRequest
@@ -33,7 +32,6 @@ from kcap.schemas.flashinfer.solution import Solution
 SETS_BYTES = 256 << 20  # of inputs and outputs of one run, on the CPU
 MOST_SETS = 8192
 FEW = 3  # invocations of a first run
-MOST_PIECES = 4096
 MOST_DISTURBED = 4  # runs, one after another
 NOWHERE = "its outputs are nowhere"
 RANDOM = secrets.SystemRandom()
@@ -81,7 +79,7 @@ class Candidate(Process):
     workload: OpenWorkload | None = field(default=None, repr=False)
     arena_memory: ArenaMemory | MappedMemory | None = None
     memory_file: int | None = None
-    pieces: dict[int, MappedMemory] = field(default_factory=dict)
+    pieces: Pieces = field(default_factory=Pieces)
 
     def open(self, drawn: InputPool, sets: int = FEW) -> None:
         """Make `drawn` the Workload that it runs, with inputs for `sets` invocations at a time."""
@@ -243,40 +241,20 @@ class Candidate(Process):
     def _bytes_at(self, address: int, size: int) -> torch.Tensor:
         """Of memory of a GPU that its driver made, or that it was given."""
         assert self.workload is not None
-        arena = self.workload.address(self.workload.sets * len(self.workload.drawn.results))
-        known = [(base, piece.bytes) for base, piece in self.pieces.items()]
-        for base, memory in [(arena, self.workload.arena.bytes), *known]:
-            if base <= address and address + size <= base + len(memory):
-                return memory[address - base :][:size]
-        raise ProcessEnded(f"{NOWHERE}: {self.end(keep=True)}")
+        arena, given = self.workload.address(self.workload.sets * len(self.workload.drawn.results)), self.workload.arena
+        if arena <= address and address + size <= arena + len(given.bytes):
+            return given.bytes[address - arena :][:size]
+        if (found := self.pieces.find(address, size)) is None:
+            raise ProcessEnded(f"{NOWHERE}: {self.end(keep=True)}")
+        return found
 
     def _receive_pieces(self) -> None:
         """Note what its driver has told of memory of a GPU since."""
-        gpu, place = self.limits.gpu_memory, socket.CMSG_SPACE(array.array("i").itemsize)
-        while gpu is not None:
+        if (gpu := self.limits.gpu_memory) is not None:
             try:
-                content, ancillary, _, _ = self.channel.recvmsg(protocol.PIECE.size, place, socket.MSG_DONTWAIT)
-            except OSError:
-                return
-            descriptors = array.array("i", b"".join(data for *_, data in ancillary))
-            try:
-                if not content:  # it has closed its end
-                    return
-                if len(content) == protocol.PIECE.size:
-                    base, size = protocol.PIECE.unpack(content)
-                    self._note_piece(gpu, base, size, descriptors)
-            finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
-
-    def _note_piece(self, gpu: GpuMemory, base: int, size: int, descriptors: Sequence[int]) -> None:
-        if base in self.pieces:
-            self.pieces.pop(base).close()
-        try:
-            if size and len(descriptors) == 1 and len(self.pieces) < MOST_PIECES:
-                self.pieces[base] = gpu.open(descriptors[0], size)
-        except KcapError as error:
-            raise ProcessEnded(f"its memory is not what it says, {error}: {self.end(keep=True)}") from None
+                self.pieces.receive(gpu, self.channel)
+            except KcapError as error:
+                raise ProcessEnded(f"its memory is not what it says, {error}: {self.end(keep=True)}") from None
 
     def forget(self) -> None:
         work, self.workload = self.workload, None
@@ -301,8 +279,7 @@ class Candidate(Process):
             os.close(file)
         super()._close()
         self._close_memory()
-        while self.pieces:
-            self.pieces.popitem()[1].close()
+        self.pieces.close()
 
 
 def fresh_seed() -> int:

@@ -7,14 +7,17 @@ descriptors of.
 
 from __future__ import annotations
 
+import array
 import ctypes
 import os
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from kcap.bench.judge.driver import protocol
 from kcap.errors import KcapError
 
 DRIVER = "libcuda.so.1"
@@ -22,6 +25,7 @@ PINNED, ON_DEVICE, AS_DESCRIPTOR, READ_AND_WRITE = 1, 1, 1, 3  # of CUmemAllocat
 PROBES = 5
 BUSY_FACTOR, BUSY_S = 5, 1e-4  # an idle GPU's probes take less than so many times the quickest, or than so long each
 MOST_S = 1e-3  # of the quickest of all
+MOST_PIECES = 4096
 GONE_S = 2.0  # until what a process ran is gone with it
 
 
@@ -185,6 +189,49 @@ class GpuMemory:
         function: Callable[..., int] = getattr(self._cuda, name)
         if failed := function(*arguments):
             raise KcapError(f"{self.device}: memory cannot be shared: {name}: CUDA error {failed}")
+
+
+@dataclass
+class Pieces:
+    """Memory of a candidate's on a GPU, by its addresses in that process."""
+
+    known: dict[int, MappedMemory] = field(default_factory=dict)
+
+    def receive(self, gpu: GpuMemory, channel: socket.socket) -> None:
+        """Note what its driver has told on `channel` since; KcapError where what it says is no memory of a GPU's."""
+        place = socket.CMSG_SPACE(array.array("i").itemsize)
+        while True:
+            try:
+                content, ancillary, _, _ = channel.recvmsg(protocol.PIECE.size, place, socket.MSG_DONTWAIT)
+            except OSError:
+                return
+            descriptors = array.array("i", b"".join(data for *_, data in ancillary))
+            try:
+                if not content:  # it has closed its end
+                    return
+                if len(content) == protocol.PIECE.size:
+                    base, size = protocol.PIECE.unpack(content)
+                    self._note(gpu, base, size, descriptors)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def find(self, address: int, size: int) -> torch.Tensor | None:
+        """The `size` bytes at `address`, if they lie in one piece."""
+        for base, piece in self.known.items():
+            if base <= address and address + size <= base + len(piece.bytes):
+                return piece.bytes[address - base :][:size]
+        return None
+
+    def close(self) -> None:
+        while self.known:
+            self.known.popitem()[1].close()
+
+    def _note(self, gpu: GpuMemory, base: int, size: int, descriptors: Sequence[int]) -> None:
+        if base in self.known:
+            self.known.pop(base).close()
+        if size and len(descriptors) == 1 and len(self.known) < MOST_PIECES:
+            self.known[base] = gpu.open(descriptors[0], size)
 
 
 _size = ctypes.c_uint64
