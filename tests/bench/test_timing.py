@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kcap.bench.judge.candidate import Ran, fresh_seed
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.device import Gpu
-from kcap.bench.judge.process import Done
 from kcap.bench.judge.timing import (
     BATCH_NS,
     FEWEST,
     FEWEST_OF_REFERENCE,
+    GPU_SHARE,
     LONG_ENOUGH,
     MOST_ON_GPU,
     WAY_SHARE,
@@ -41,11 +43,13 @@ class Played:
     def nothing(self):
         return self.way
 
-    def run(self, seed, numbers, upcast=0):
-        count = len(numbers)
+    def run(self, numbers, seed=None, upcast=0, chosen=0):
+        count, seed = len(numbers), fresh_seed() if seed is None else seed
         assert numbers == range(count) and count <= self.sets
         self.ran.append((seed, count))
-        return Done(protocol.Report(self.code, text="it said so"), self.way + count * self.each)
+        outputs = {number: [] for number in random.sample(numbers, min(chosen, count))}
+        report = protocol.Report(self.code, text="it said so")
+        return Ran(report, self.way + count * self.each, seed, outputs)
 
 
 @given(st.floats(50, 1e8), st.floats(20_000, 1e6), st.integers(1, 8192))
@@ -82,7 +86,7 @@ def test_what_was_known_of_them_is_not_tried_again_and_what_is_right_is_told():
 
 def test_on_a_gpu_batches_are_long_enough_where_no_more_fit_into_its_memory_or_a_graph():
     """Else a short kernel, of which a graph holds too few, would be timed again and again."""
-    for memory, count in ((1 << 40, MOST_ON_GPU), (1 << 30, 256)):
+    for memory, count in ((1 << 40, MOST_ON_GPU), (1 << 30, (1 << 10) // GPU_SHARE)):
         played = Played(1_000, way=1_250_000)
         played.limits.gpu = Gpu(l2=1, memory=memory)
         made = size_batches(played, SimpleNamespace(bytes=1 << 20))
@@ -107,15 +111,15 @@ def test_every_batch_that_counts_is_compared_in_what_nobody_knew_of():
     ours, theirs, compared = Batches(Played(1e6), 5, 8192, 0), Batches(Played(2e6), 5, 8192, 0), []
     pair = time_both(ours, theirs, 0.001, compared.append)
     assert len(compared) == len(pair.solution.samples_us) >= FEWEST
-    assert [(batch.seed, batch.count) for batch in compared] == ours.candidate.ran
+    assert [(batch.seed, 5) for batch in compared] == ours.candidate.ran
     assert len({batch.seed for batch in compared}) == len(compared)
-    assert all(len(set(batch.chosen)) == 3 and max(batch.chosen) < 5 for batch in compared)
+    assert all(len(batch.outputs) == 3 and max(batch.outputs) < 5 for batch in compared)
     assert len(pair.reference.samples_us) >= FEWEST_OF_REFERENCE
 
 
 def test_all_invocations_of_a_batch_are_chosen_in_the_long_run():
     made = Batches(Played(1e6), 6, 8192, 0)
-    assert {number for _ in range(200) for number in made.take()[1].chosen} == set(range(6))
+    assert {number for _ in range(200) for number in made.take()[1].outputs} == set(range(6))
 
 
 def test_a_run_that_comes_to_nothing_has_no_time():
