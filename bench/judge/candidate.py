@@ -156,6 +156,7 @@ class Candidate(Process):
 
         def keep() -> None:
             if self.report().code == protocol.FINE:
+                self._receive_pieces()
                 places = RANDOM.sample(range(count), min(chosen, count))
                 outputs.update((place, self._outputs(place, upcast)) for place in places)
 
@@ -203,7 +204,6 @@ class Candidate(Process):
         """Copies of those of one invocation of the last run; ProcessEnded where it leaves none to be read."""
         work, gpu = self.workload, self.limits.gpu_memory
         assert work is not None
-        self._receive_pieces()
         found = []
         for index, result in enumerate(work.drawn.results):
             wide = upcast and result.dtype.is_floating_point

@@ -214,8 +214,7 @@ class Judge:
         return {"status": status, "reason": reason, "log": log}
 
     def _running(self, solution: Solution) -> RunningSolution:
-        if self.running is None or self.running.solution != solution:
-            self._drop()
+        if self.running is None:
             self.running = RunningSolution(solution)
         if self.running.candidate is None and self.running.failure is None:
             self._start(self.running)

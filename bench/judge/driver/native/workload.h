@@ -34,13 +34,11 @@ struct Tensor {
   at::ScalarType dtype;
   std::vector<int64_t> sizes;
   size_t bytes = 0;
-  size_t item = 0;
 
   void read(Reader& from) {
     name = from.text();
     dtype = dtype_of(from.text());
-    item = c10::elementSize(dtype);
-    bytes = item;
+    bytes = c10::elementSize(dtype);
     sizes.resize(from.u32());
     for (auto& size : sizes) bytes *= size_t(size = from.take<int64_t>());
   }
