@@ -233,9 +233,9 @@ class PlanWindow(Window):
         return QualityCheck(index=self.index, rank=self.rank, arms=arms)
 
     def close(self) -> None:
-        """An engine may end its processes without a word: what is known is told while they are asked to close."""
-        super().close()
+        """An engine may end its processes without a word once their shards are closed: what is known is told before."""
         self.ends()
+        super().close()
 
     def ends(self) -> None:
         """The process ends, or is about to; may be called again."""

@@ -126,6 +126,22 @@ def test_a_forked_child_tells_nothing_of_the_plan(started: Started, tmp_path: Pa
     assert [one.pid for one in read_engagements(tmp_path)] == [os.getpid()]
 
 
+def test_what_became_of_the_plan_is_told_before_the_shard_is_closed(started: Started, tmp_path: Path) -> None:
+    """Who waits for the shard may kill the process as soon as it is closed."""
+    window = started("def run(x):\n    return x.clamp(min=0)\n")
+    window.start()
+    step(window)
+    recorder, told = window.recorder, []
+
+    def close() -> None:
+        told.extend(read_engagements(tmp_path))
+        type(recorder).close(recorder)  # type: ignore[arg-type]
+
+    recorder.close = close  # type: ignore[union-attr, method-assign]
+    window.close()
+    assert [one.steps for one in told] == [{"decode": 1}]
+
+
 def test_rows_of_padding_are_not_compared() -> None:
     hidden = torch.arange(2000.0)[:, None]
     assert rows_of(hidden, 3).flatten().tolist() == [0, 1, 2]
