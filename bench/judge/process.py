@@ -34,7 +34,7 @@ from kcap.system.redact import SECRET_NAME
 @dataclass(frozen=True)
 class Limits:
     """What a candidate gets. Bytes, and seconds: `timeout` for all that it is asked on one Workload, by the user's
-    `option`. `memory` None: what is there.
+    `option`. `memory` None: what is there. `device`: as torch calls it there.
     """
 
     device: str

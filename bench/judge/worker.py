@@ -30,6 +30,7 @@ from kcap.replay.rebuild import memory
 from kcap.schemas.flashinfer import definition as definitions_file
 from kcap.schemas.flashinfer.definition import Workload
 from kcap.schemas.flashinfer.solution import Solution
+from kcap.system import nvml
 from kcap.system.native_build import Unavailable
 
 DISK = 2 << 30  # bytes that a Solution may write
@@ -80,9 +81,10 @@ def open_judge(session: JudgeSession) -> Judge:
     device = session["device"]
     threads, cores = cpu_share(session.get("threads"))
     environment, gpu = describe_device(device, threads)
+    others = nvml.other_gpus(device) if gpu else None
     scratch = Path(tempfile.mkdtemp(prefix="kcap-bench-", dir=session.get("scratch")))
     limits = Limits(
-        device=device,
+        device=device if others is None else "cuda:0",
         threads=threads,
         cores=cores if device == "cpu" else (),
         timeout=session["timeout"],
@@ -91,12 +93,13 @@ def open_judge(session: JudgeSession) -> Judge:
         disk=DISK,
         processes=PROCESSES,
         scratch=scratch,
-        hidden=tuple(Path(path) for path in session.get("hidden", ())),
+        hidden=(*map(Path, session.get("hidden", ())), *(others or ())),
         gpu=gpu,
         gpu_memory=GpuMemory(device) if gpu else None,
     )
     root = Path(session["root"]) if session.get("root") else None
-    server = ForkServer(quiet_threads(threads))
+    visible = {} if others is None else {"CUDA_VISIBLE_DEVICES": nvml.uuid_of(device)}
+    server = ForkServer({**quiet_threads(threads), **visible})
     return Judge(root, limits, session["seconds"], server, Floors(environment), environment)
 
 

@@ -41,7 +41,8 @@ def check_signals() -> None:
 
 
 def restrict(writable: Iterable[Path], hidden: Iterable[Path], scopes: bool, proc: Path) -> None:
-    """Confine this process and all that come of it: write below `writable`, read anything that is not below `hidden`.
+    """Confine this process and all that come of it: write below `writable`, read what is not below `hidden`, use the
+    devices that Solutions need and that are not hidden.
 
     The files of processes below `proc` may be written too. The parents of a hidden folder cannot be listed. OSError
     where the kernel refuses.
@@ -54,7 +55,7 @@ def restrict(writable: Iterable[Path], hidden: Iterable[Path], scopes: bool, pro
             _allow(ruleset, path, rights & _LOOK)
         for path in writable:
             _allow(ruleset, path, rights)
-        for path in _devices():
+        for path in set(_devices()).difference(hidden):
             _allow(ruleset, path, rights & (_READ | _WRITE | _TRUNCATE | _IOCTL))
         _allow(ruleset, proc, rights & (_READ | _LIST | _WRITE | _TRUNCATE))
         libc.syscall("landlock", _RESTRICT, ruleset, 0)

@@ -116,13 +116,17 @@ def _is_closed(folder: Path, user: int) -> bool:
 
 
 def _hide(hidden: tuple[Path, ...], folder: Path) -> None:
-    """Cover each with an empty file system; one that holds the scratch keeps the way to it."""
+    """Cover each folder with an empty file system; one that holds the scratch keeps the way to it. A file is empty
+    then, and a device cannot be opened.
+    """
     for path in sorted(hidden):
         if path.is_dir():
             libc.mount("tmpfs", str(path), "tmpfs", PLAIN_MOUNT, "size=64k,nr_inodes=64,mode=0755")
             if folder.is_relative_to(path):
                 folder.mkdir(parents=True, exist_ok=True)
             libc.mount(None, str(path), None, libc.MS_REMOUNT | libc.MS_RDONLY | PLAIN_MOUNT)
+        elif path.is_char_device():
+            _bind_mount(str(path), libc.MS_RDONLY)
         elif path.exists():
             libc.mount(os.devnull, str(path), None, libc.MS_BIND)
 

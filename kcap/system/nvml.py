@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
 SM, MEMORY = 1, 2  # nvmlClockType_t
+DEVICES = Path("/dev")
 
 
 @cache
@@ -20,11 +22,26 @@ def opened(device: str) -> tuple[Any, ctypes.c_void_p]:
     handle = ctypes.c_void_p()
     try:
         library: Any = ctypes.CDLL("libnvidia-ml.so.1")
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
-        failed = library.nvmlInit_v2() or library.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle))
+        failed = library.nvmlInit_v2() or library.nvmlDeviceGetHandleByUUID(
+            uuid_of(device).encode(), ctypes.byref(handle)
+        )
     except (OSError, AttributeError, RuntimeError, AssertionError):
         return None, handle
     return (None if failed else library), handle
+
+
+def uuid_of(device: str) -> str:
+    """By which NVML and CUDA_VISIBLE_DEVICES know torch's `device`."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def other_gpus(device: str) -> tuple[Path, ...] | None:
+    """The device files of the machine's other GPUs; None where NVML cannot tell which is whose (parts by MIG)."""
+    library, handle = opened(device)
+    own = None if library is None else ask(library.nvmlDeviceGetMinorNumber, handle)
+    if own is None:
+        return None
+    return tuple(file for file in sorted(DEVICES.glob("nvidia[0-9]*")) if file.name != f"nvidia{own}")
 
 
 def ask(function: Any, handle: ctypes.c_void_p, *which: int, kind: Any = ctypes.c_uint) -> int | None:

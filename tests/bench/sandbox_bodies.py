@@ -286,6 +286,11 @@ def maps_shared_memory(mib: int) -> None:
     print("DONE", flush=True)
 
 
+def open_device(path: str) -> None:
+    for access in (os.O_RDONLY, os.O_RDWR):
+        refused(lambda access=access: os.close(os.open(path, access)))
+
+
 def read(path: str) -> None:
     refused(lambda: Path(path).read_bytes())
 

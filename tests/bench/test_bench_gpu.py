@@ -29,6 +29,22 @@ with torch.no_grad(), kcap.record(sys.argv[1]) as recorder:
 GEMM = "gemm_bf16_n4096_k1024"
 RIGHT = "import torch\n\ndef run(A, B):\n    return torch.nn.functional.linear(A, B)\n"
 WRONG = "import torch\n\ndef run(A, B):\n    return torch.nn.functional.linear(A, B) * 1.5\n"
+ALONE = """import os
+import torch
+
+def run(A, B):
+    assert torch.cuda.device_count() == 1
+    opened = 0
+    for name in os.listdir("/dev"):
+        if name.startswith("nvidia") and name[6:].isdigit():
+            try:
+                os.close(os.open("/dev/" + name, os.O_RDONLY))
+                opened += 1
+            except OSError:
+                pass
+    assert opened == 1, opened
+    return torch.nn.functional.linear(A, B)
+"""
 SLOW = "import torch\n\ndef run(A, B):\n    return (A.double() @ B.double().T).bfloat16()\n"
 
 
@@ -75,3 +91,14 @@ def test_gpus_judge_by_default_what_was_recorded_on_one(kcap, recorded, solution
 def test_a_gpu_that_is_not_there_is_a_wrong_call(kcap, recorded, solutions, tmp_path):
     done = kcap("bench", recorded, "--solutions", solutions, "-o", tmp_path / "out", "--device", "cuda:99")
     assert (done.code, "this machine has" in done.err, (tmp_path / "out").exists()) == (2, True, False)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+def test_a_solution_cannot_open_the_other_gpus(kcap, recorded, tmp_path):
+    (tmp_path / "solutions").mkdir()
+    (tmp_path / "solutions" / "alone.py").write_text(f"# definition: {GEMM}\n{ALONE}")
+    last = f"cuda:{torch.cuda.device_count() - 1}"
+    words = ("--solutions", tmp_path / "solutions", "-o", tmp_path / "out", "--device", last, "--seconds", 0.02)
+    done = kcap("bench", recorded, *words)
+    assert done.code == 0, done.err
+    assert {(one.status, one.device) for one in outcomes_in(tmp_path / "out")} == {("PASSED", last)}

@@ -219,6 +219,15 @@ def test_hidden_folder_is_empty_or_closed(judge: Judge, tmp_path: Path) -> None:
     assert judge.sandbox("read", Path(__file__)).log.startswith("DONE b")
 
 
+@needs("hidden folders", "landlock")
+@pytest.mark.parametrize("without", [(), ("landlock",), ("mount namespace",)])
+def test_hidden_device_cannot_be_opened(judge: Judge, without: tuple[str, ...]) -> None:
+    """As the files of other GPUs are."""
+    seen = {"sandbox": {"hidden": ["/dev/full"]}, "without": without}
+    assert judge.sandbox("open_device", "/dev/full", without=without).log == "DONE None\n" * 2
+    assert held(judge.sandbox("open_device", "/dev/full", **seen))
+
+
 @needs("opened folders", "own user")
 def test_of_a_closed_folder_only_what_is_needed_is_seen(judge: Judge, tmp_path: Path) -> None:
     """Its Python may lie in one: that no longer takes the capability to read what others have."""
