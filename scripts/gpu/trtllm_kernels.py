@@ -2,11 +2,12 @@
 
     python scripts/gpu/trtllm_kernels.py [--limit SECONDS] [--output DIR]
 
-A program calls three operators at Llama-3.1-8B's widths: `cublas_mm`, `fp8_quantize_1x128`, and
-`fp8_block_scaling_gemm_impl` on what that returned; eagerly for 16 tokens and for 512, and for 16 in a CUDA graph. It
-is recorded by `kcap record`. Of each operator are checked its counts, that it replays, and its Definition against it.
-One that fails is a line of the table, and the next one is tried. Needs a Hopper GPU and TensorRT-LLM's kernels as
-torch's operators (`pip install tokenspeed-trtllm-kernel`, with libnuma). Exits with 1 if a line is BAD.
+A program calls three operators at Llama-3.1-8B's widths (an eighth of them on a CPU, with a stand-in): `cublas_mm`,
+`fp8_quantize_1x128`, and `fp8_block_scaling_gemm_impl` on what that returned; eagerly for 16 tokens and for 512, and
+for 16 in a CUDA graph. It is recorded by `kcap record`. Of each operator are checked its counts, that it replays, and
+its Definition against it. One that fails is a line of the table, and the next one is tried. Needs a Hopper GPU and
+TensorRT-LLM's kernels as torch's operators (`pip install tokenspeed-trtllm-kernel`, with libnuma). Exits with 1 if a
+line is BAD.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ import sys
 import torch
 import trtllm_kernel  # registers them
 
-HIDDEN, WIDE, BLOCK = 4096, 6144, 128
+BLOCK = 128
 eager, replays, device = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+HIDDEN, WIDE = (4096, 6144) if device == "cuda" else (512, 768)
 torch.manual_seed(0)
 
 
