@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import torch
 from handmade import Values, call, tensor
 
+from kcap.errors import FAILED
 from kcap.replay.calls.runner import Runner
 from kcap.replay.rebuild.launches import NO_SOURCE, UNTRUSTED, InductorRule, Launches
 from kcap.replay.rebuild.rebuild import Rebuilder
@@ -73,14 +76,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def recorded(tmp_path: Path, values: Values) -> Write:
     """Writes a Recording of these Calls and kernel sources, sealed or not."""
+    return partial(write, tmp_path / "r.kcap", values)
 
-    def write(calls: Iterable[Call], *sources: str, sealed: bool = True, samples: Sequence[Sample] = ()) -> Path:
-        files = {name: text.encode() for text in sources for name in (file_of(text),)}
-        metadata = Metadata(seal=seal(files) if sealed else None)
-        write_recording(tmp_path / "r.kcap", metadata, calls, samples=samples, values=values.files, kernels=files)
-        return tmp_path / "r.kcap"
 
-    return write
+def write(
+    path: Path,
+    values: Values,
+    calls: Iterable[Call],
+    *sources: str,
+    sealed: bool = True,
+    samples: Sequence[Sample] = (),
+) -> Path:
+    files = {file_of(text): text.encode() for text in sources}
+    metadata = Metadata(seal=seal(files) if sealed else None)
+    write_recording(path, metadata, calls, samples=samples, values=values.files, kernels=files)
+    return path
 
 
 def file_of(text: str) -> str:
@@ -134,12 +144,68 @@ def only(path: Path, *options: str, **more: str) -> dict[str, Any]:
     return measurement
 
 
-def test_a_triton_launch_is_replayed_with_its_constants(recorded: Write) -> None:
-    """The kernel itself checks its constexprs and its scalars."""
+@dataclass(frozen=True)
+class Case:
+    """A launch, the source of its kernel, and the integers of a Sample, by the place of their argument."""
+
+    made: Call
+    text: str
+    sample: tuple[str, list[int], torch.dtype] | None = None
+
+
+def changed(made: Call, **scalars: Any) -> Call:
+    """With other arguments of these names."""
+    args = [a.model_copy(update={"value": scalars.get(a.name or "", a.value)}) for a in made.args]
+    return made.model_copy(update={"args": args})
+
+
+UNDECLARED = CPP.replace("ks0; i++", "nothing; i++")
+
+
+def cases() -> dict[str, Case]:
+    embedding, text = gather()
+    return {
+        "right": Case(add(), ADD),
+        "SIZES": Case(add(constexprs=FULL | {"SIZES": [4, 6]}), ADD),
+        "KIND": Case(add(constexprs=FULL | {"KIND": "no dtype"}), ADD),
+        "scale": Case(changed(add(), scale=4), ADD),
+        "addresses": Case(zero(), ZERO, ("1", [40_000, 3], torch.int32)),
+        "unknown addresses": Case(changed(zero(), n_blocks=3), ZERO),
+        "index 4": Case(embedding, text, ("0", [4] * 64, torch.int64)),
+        "index 7": Case(changed(embedding, xnumel=63), text, ("0", [7] * 64, torch.int64)),
+        "cpp": Case(cpp(), CPP),
+        "cpp, too far": Case(changed(cpp(), ks0=69), CPP, ("1", [3] * 70, torch.int64)),
+        "cpp, undeclared": Case(cpp(UNDECLARED), UNDECLARED),
+    }
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What one `kcap replay` of all `cases` says of each."""
     pytest.importorskip("triton")
-    code, (measurement,), out = replay(recorded([add()], ADD))
-    assert (code, measurement.get("status", "ok"), measurement["method"]) == (0, "ok", "host"), measurement
-    assert "triton::add" in out
+    every, values = cases(), Values()
+    calls = [case.made.model_copy(update={"id": number}) for number, case in enumerate(every.values())]
+    samples = [
+        Sample(call=number, phase="decode", tensors={case.sample[0]: values(*case.sample[1:])})
+        for number, case in enumerate(every.values())
+        if case.sample
+    ]
+    path = tmp_path_factory.mktemp("launches") / "r.kcap"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(path.parent / "data"))
+        write(path, values, calls, *{case.text for case in every.values()}, samples=samples)
+        code, measurements, _ = replay(path)
+    assert code == FAILED
+    by_call = {measurement["call"]: measurement for measurement in measurements}
+    assert len(by_call) == len(measurements)
+    return {name: by_call[number] for number, name in enumerate(every)}
+
+
+def test_a_triton_launch_is_replayed_with_its_constants(measured: dict[str, dict[str, Any]]) -> None:
+    """The kernel itself checks its constexprs and its scalars."""
+    measurement = measured["right"]
+    assert (measurement.get("status", "ok"), measurement["method"]) == ("ok", "host"), measurement
+    assert measurement["operator"].startswith("triton::add")
     assert "interpreted, not compiled (TRITON_INTERPRET)" in measurement["notes"]
 
 
@@ -181,30 +247,25 @@ def _zero_kv_blocks_kernel(seg_addrs_ptr, block_ids_ptr, n_blocks, N_SEGS: tl.co
 )
 
 
-@pytest.mark.parametrize("sampled", [True, False])
-def test_caches_behind_addresses_are_zeroed_in_memory_of_the_replays_own(
-    sampled: bool, recorded: Write, values: Values
-) -> None:
-    """Recorded addresses are another process's: written to, they would end this one."""
-    pytest.importorskip("triton")
+def zero() -> Call:
     args = [("seg_addrs_ptr", tensor(3, dtype="uint64")), ("block_ids_ptr", tensor(2, dtype="int64", storage=1))]
     sizes = {"N_SEGS": 3, "PAGE_SIZE_EL": 64, "BLOCK_SIZE": 64}
-    zero = launched(ZERO, "_zero_kv_blocks_kernel", *args, ("n_blocks", 2), grid=[6], constexprs=sizes)
-    sample = Sample(call=0, phase="prefill", tensors={"1": values([40_000, 3])})
-    measurement = only(recorded([zero], ZERO, samples=[sample] if sampled else []))
-    assert measurement.get("status", "ok") == ("ok" if sampled else "skipped"), measurement
+    return launched(ZERO, "_zero_kv_blocks_kernel", *args, ("n_blocks", 2), grid=[6], constexprs=sizes)
 
 
-@pytest.mark.parametrize("change", [{"SIZES": [4, 6]}, {"KIND": "no dtype"}, {"scale": 4}])
-def test_a_wrong_constant_reaches_the_kernel(recorded: Write, change: dict[str, Any]) -> None:
-    """Else the test above could pass with constants that are dropped."""
-    pytest.importorskip("triton")
-    scale = change.pop("scale", 3)
-    made = add(constexprs=FULL | change)
-    args = [a.model_copy(update={"value": scale}) if a.name == "scale" else a for a in made.args]
-    code, (measurement,), _ = replay(recorded([made.model_copy(update={"args": args})], ADD))
-    assert (code, measurement["status"]) == (1, "failed")
-    assert measurement["reason"]
+@pytest.mark.parametrize(("name", "status"), [("addresses", "ok"), ("unknown addresses", "skipped")])
+def test_caches_behind_addresses_are_zeroed_in_memory_of_the_replays_own(
+    name: str, status: str, measured: dict[str, dict[str, Any]]
+) -> None:
+    """Recorded addresses are another process's: written to, they would end this one."""
+    assert measured[name].get("status", "ok") == status, measured[name]
+
+
+@pytest.mark.parametrize("name", ["SIZES", "KIND", "scale"])
+def test_a_wrong_constant_reaches_the_kernel(name: str, measured: dict[str, dict[str, Any]]) -> None:
+    """Else the launch with the right ones could pass with constants that are dropped."""
+    assert measured[name]["status"] == "failed"
+    assert measured[name]["reason"]
 
 
 def test_sources_from_elsewhere_run_only_when_trusted(recorded: Write, tmp_path: Path) -> None:
@@ -224,21 +285,22 @@ def test_sources_from_elsewhere_run_only_when_trusted(recorded: Write, tmp_path:
 def test_a_source_added_to_a_sealed_recording_is_from_elsewhere(recorded: Write) -> None:
     path = recorded([add()], ADD)
     (path / "kernels" / file_of(GATHER)).write_text(GATHER)
-    assert only(path)["reason"] == UNTRUSTED
+    assert answer(path, add())["reason"] == UNTRUSTED
 
 
 def test_a_source_that_is_not_what_its_name_says_never_runs(recorded: Write, tmp_path: Path) -> None:
     path = recorded([add()], ADD)
     touched = tmp_path / "ran"
     (path / "kernels" / file_of(ADD)).write_text(ADD + f"open({str(touched)!r}, 'w')\n")
-    for options in ((), ("--trust",)):
-        measurement = only(path, *options)
+    for trust in (False, True):
+        measurement = answer(path, add(), trust=trust)
         assert (measurement["status"], "the Recording was changed" in measurement["reason"]) == ("skipped", True)
     assert not touched.exists()
 
 
 def test_a_launch_whose_source_was_not_read_says_why(recorded: Write) -> None:
-    measurement = only(recorded([add(kernel=None, unread="its global 'X' is a list, which no source can say")]))
+    made = add(kernel=None, unread="its global 'X' is a list, which no source can say")
+    measurement = answer(recorded([made]), made)
     assert measurement["status"] == "skipped"
     assert measurement["reason"] == "its global 'X' is a list, which no source can say"
 
@@ -277,11 +339,11 @@ def test_what_cannot_be_launched_is_skipped(recorded: Write, change: dict[str, A
     assert (measurement["status"], reason in measurement["reason"]) == ("skipped", True), measurement
 
 
-def answer(path: Path, made: Call, sample: Sample | None = None) -> dict[str, Any]:
+def answer(path: Path, made: Call, sample: Sample | None = None, trust: bool = False) -> dict[str, Any]:
     """What the Runner says, in this process: for Calls whose kernel does not run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kcap.replay.rebuild.launches.check_triton_device", lambda *_: None)
-        return Runner(Rebuilder("cpu", "cpu", path)).run(made, sample, 0.001)
+        return Runner(Rebuilder("cpu", "cpu", path, trust)).run(made, sample, 0.001)
 
 
 def test_without_triton_the_reason_names_the_package(recorded: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,14 +358,11 @@ def test_a_source_that_needs_another_library_names_it(recorded: Write) -> None:
     assert "pip install no_such_library" in answer(recorded([made], text), made)["reason"]
 
 
-def test_recorded_integers_reach_the_kernel(recorded: Write, values: Values) -> None:
+@pytest.mark.parametrize(("name", "status"), [("index 4", "ok"), ("index 7", "failed")])
+def test_recorded_integers_reach_the_kernel(name: str, status: str, measured: dict[str, dict[str, Any]]) -> None:
     """Index 7 is the Sample's: the kernel's own check says that it got it."""
-    pytest.importorskip("triton")
-    made, text = gather()
-    for index, code in ((4, 0), (7, 1)):
-        sample = Sample(call=0, phase="decode", tensors={"0": values([index] * 64, torch.int64)})
-        ended, (measurement,), _ = replay(recorded([made], text, samples=[sample]))
-        assert (ended, measurement["sample"]) == (code, 0), measurement
+    assert measured[name].get("status", "ok") == status, measured[name]
+    assert measured[name]["sample"] is not None
 
 
 def prepared(text: str, spec: TensorSpec, name: str = "in_ptr0", **more: Any) -> torch.Tensor:
@@ -361,22 +420,20 @@ def test_integers_of_other_triton_kernels_are_not_guessed(recorded: Write) -> No
     assert reason == "the values of its integer argument 'table0' were not recorded"
 
 
-def test_a_cpp_kernel_is_compiled_and_its_indices_are_valid(recorded: Write) -> None:
-    code, (measurement,), _ = replay(recorded([cpp()], CPP))
-    assert (code, measurement["method"]) == (0, "host"), measurement
+def test_a_cpp_kernel_is_compiled_and_its_indices_are_valid(measured: dict[str, dict[str, Any]]) -> None:
+    measurement = measured["cpp"]
+    assert (measurement.get("status", "ok"), measurement["method"]) == ("ok", "host"), measurement
 
 
-def test_a_cpp_kernel_that_indexes_too_far_fails(recorded: Write, values: Values) -> None:
+def test_a_cpp_kernel_that_indexes_too_far_fails(measured: dict[str, dict[str, Any]]) -> None:
     """Else the test above would pass with any index."""
-    sample = Sample(call=0, phase="decode", tensors={"1": values([3] * 70, torch.int64)})
-    code, (measurement,), _ = replay(recorded([cpp()], CPP, samples=[sample]))
-    assert (code, measurement["status"]) == (1, "failed")
+    measurement = measured["cpp, too far"]
+    assert measurement["status"] == "failed"
     assert "index out of bounds" in measurement["reason"]
 
 
-def test_a_compiler_error_is_a_failure_in_its_own_words(recorded: Write) -> None:
-    text = CPP.replace("ks0; i++", "nothing; i++")
-    measurement = only(recorded([cpp(text)], text))
+def test_a_compiler_error_is_a_failure_in_its_own_words(measured: dict[str, dict[str, Any]]) -> None:
+    measurement = measured["cpp, undeclared"]
     assert measurement["status"] == "failed"
     assert "'nothing' was not declared" in measurement["reason"].replace("‘", "'").replace("’", "'")
 
