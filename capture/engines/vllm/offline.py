@@ -101,16 +101,19 @@ def _generate(llm: Any, loads: list[list[Prompt]], tokens: int, session: Session
 def _paused(engine: Any) -> Iterator[None]:
     """Without steps while a load is submitted, so that every run of it has the same: an engine in a process of its own
     would begin with the requests that have come by then. Older ones cannot be paused, nor can replicas."""
-    from vllm.v1.engine.core import EngineCore
-
     call = getattr(getattr(engine, "engine_core", None), "call_utility", None)
-    parallel = engine.vllm_config.parallel_config
-    if call is None or not hasattr(EngineCore, "pause_scheduler") or parallel.data_parallel_size > 1:
+    if call is None or not _can_pause(engine):
         yield
         return
     call("pause_scheduler", "keep", False)
     yield
     call("resume_scheduler")
+
+
+def _can_pause(engine: Any) -> bool:
+    from vllm.v1.engine.core import EngineCore
+
+    return hasattr(EngineCore, "pause_scheduler") and engine.vllm_config.parallel_config.data_parallel_size == 1
 
 
 IDLE = 0.001  # seconds between two looks whether a request is due, while the engine has none
