@@ -88,18 +88,20 @@ class Methods:
 
     def around(self, owner: Any, name: str, around: Around) -> None:
         """Have `owner.name(self, …)` call `around(original, self, …)`; AttributeError if there is no such method."""
-        original = owner.__dict__[name] if name in owner.__dict__ else getattr(owner, name)
+        own = owner.__dict__.get(name)
+        kind = type(own) if isinstance(own, classmethod | staticmethod) else None
+        original = own.__func__ if kind else getattr(owner, name) if own is None else own
 
         @functools.wraps(original)
         def replacement(*args: Any, **kwargs: Any) -> Any:
             return around(original, *args, **kwargs) if self.on else original(*args, **kwargs)
 
-        inherited = name not in owner.__dict__
-        setattr(owner, name, replacement)
+        placed = kind(replacement) if kind else replacement
+        setattr(owner, name, placed)
 
         def undo() -> None:
-            if owner.__dict__.get(name) is replacement:
-                delattr(owner, name) if inherited else setattr(owner, name, original)
+            if owner.__dict__.get(name) is placed:
+                delattr(owner, name) if own is None else setattr(owner, name, own)
 
         self._undone.append(undo)
 

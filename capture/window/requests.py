@@ -37,19 +37,30 @@ class Totals:
     prefills: int = 0
     decodes: int = 0
     reached: int = 0  # tokens that have been computed, found ones among them; decode steps of one token aside
+    drafts: int = 0  # of the last step, as far as it is not known whether they were accepted
+    follows: int = 0  # the tokens before the next step if none of them was; decode steps of one token aside
 
     def add(self, before: int, new: int, single: int) -> None:
-        """A step computed `new` tokens after `before`; it ran in `single` decode steps of one token already."""
+        """A step computed `new` tokens after `before`; it ran in `single` decode steps of one token already.
+
+        Tokens beyond those that exist are drafts. How many were accepted is told by the `before` of the next step; of a
+        request's last step nothing tells it.
+        """
+        accepted = before - (self.follows + single)
+        self.generated += accepted if 0 < accepted <= self.drafts else 0
         generated, after = self.generated + single, before + new
+        sampled = self.generates and after >= self.prompt + generated
+        drafts = min(new - 1, after - self.prompt - generated) if sampled and before >= self.prompt else 0
         of_prompt = max(0, min(after, self.prompt) - before)
         reached = max(self.reached, self.prompt + generated - 1 if generated else 0)
         self.again += max(0, min(after, reached) - before)
-        self.reached = max(after, reached)
+        self.reached = max(after - drafts, reached)
         self.computed += of_prompt
         self.decoded += new - of_prompt
         self.prefills += before < self.prompt
         self.decodes += before >= self.prompt
-        self.generated += self.generates and after >= self.prompt + generated
+        self.generated += sampled
+        self.drafts, self.follows = drafts, after - drafts - single
 
 
 class Requests:

@@ -79,6 +79,18 @@ def test_what_is_computed_again_after_an_interruption_is_told(window: Window, tm
     assert (a.computed, a.decoded, a.again, a.generated) == (20, 5, 12, 4)
 
 
+def test_accepted_drafts_are_generated_and_rejected_ones_are_not(window: Window, tmp_path: Path) -> None:
+    """Three drafts a step: none accepted, all, one beside a step without any; of the last step nobody can tell."""
+    window.start()
+    steps = Steps(window)
+    step(window, steps, scheduled({"a": 10}, new={"a": (10, 0)}))
+    for computed, tokens in ((10, 4), (11, 4), (15, 1), (16, 4), (18, 4)):
+        step(window, steps, scheduled({"a": tokens}, cached={"a": computed}))
+    (a,) = finished(window, tmp_path / "out").requests
+    assert (a.computed, a.decoded, a.again) == (10, 17, 0)
+    assert a.generated == 18 + 1 - 10 + 1, "what is known before the last step, and its one"
+
+
 def test_a_request_that_vllm_names_as_new_again_goes_on(window: Window, tmp_path: Path) -> None:
     """So does its second runner with those that it had interrupted."""
     window.start()

@@ -152,3 +152,16 @@ def test_a_load_is_submitted_whole_when_the_one_before_is_done(job: Path, monkey
     assert engine.runs == [(numbers, 8) for numbers in whole] + [(numbers, 12) for numbers in whole]
     assert list(engine.lengths.values()) == [4, 5, 5, 5, 6, 6]
     assert orjson.loads(job.with_name("outputs.json").read_bytes()) == [[number] * 12 for number in range(6)]
+
+
+def test_an_engine_of_another_process_is_paused_while_a_load_is_submitted(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Orderly()
+    stand_in(monkeypatch, True, engine)
+    calls: list[tuple[str, int]] = []
+    monkeypatch.setattr(offline, "_can_pause", lambda engine: True)
+    call = lambda name, *arguments: calls.append((name, len(engine.waiting)))  # noqa: E731
+    engine.engine_core = SimpleNamespace(call_utility=call, shutdown=lambda: None)  # type: ignore[attr-defined]
+    offline.main(str(job))
+    assert calls == [("pause_scheduler", 0), ("resume_scheduler", 2)] * 2

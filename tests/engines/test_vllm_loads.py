@@ -19,7 +19,6 @@ pytestmark = pytest.mark.engine
 
 BATCHES, LENGTHS, OUTPUT, PROFILED = (1, 3), (260, 140), 12, 8  # each prompt is more than a cache page of 128 tokens
 ATTENTION = "_C::cpu_attention_with_kv_cache"
-IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # else the engine may begin before it has a load's last request
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def recording(
     start = ("--model", model, "--load-format", "dummy", "--num-layers", LAYERS, "--eager", "--check-coverage")
     loads = ("--num-prompts", "1,3", "--input-len", "260,140", "--output-len", OUTPUT)
     more = [word for argument in arguments for word in ("--engine-arg", argument)]
-    ran = kcap_record(output, *start, *loads, *more, **IN_PROCESS)
+    ran = kcap_record(output, *start, *loads, *more)
     assert ran.returncode == 0, ran.stderr
     return kcap.load(output)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +87,33 @@ def _generate(llm: Any, loads: list[list[Prompt]], tokens: int, session: Session
     submitted = 0
     params = _params(llm.llm_engine, tokens)
     for load in loads:
-        for number, prompt in enumerate(load, submitted):
-            text = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
-            llm.llm_engine.add_request(str(number), text, params)
+        with _paused(llm.llm_engine):
+            for number, prompt in enumerate(load, submitted):
+                text = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
+                llm.llm_engine.add_request(str(number), text, params)
         submitted += len(load)
         if not _finish(llm.llm_engine, done, session):
             break
     return [done.get(number, []) for number in range(sum(map(len, loads)))]
+
+
+@contextmanager
+def _paused(engine: Any) -> Iterator[None]:
+    """Without steps while a load is submitted, so that every run of it has the same: an engine in a process of its own
+    would begin with the requests that have come by then. Older ones cannot be paused, nor can replicas."""
+    call = getattr(getattr(engine, "engine_core", None), "call_utility", None)
+    if call is None or not _can_pause(engine):
+        yield
+        return
+    call("pause_scheduler", "keep", False)
+    yield
+    call("resume_scheduler")
+
+
+def _can_pause(engine: Any) -> bool:
+    from vllm.v1.engine.core import EngineCore
+
+    return hasattr(EngineCore, "pause_scheduler") and engine.vllm_config.parallel_config.data_parallel_size == 1
 
 
 IDLE = 0.001  # seconds between two looks whether a request is due, while the engine has none
