@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +29,23 @@ def doubled(x):
     y = played.empty_like(x)
     double(x, y)
     return y
+
+
+def raises_at_first(x):
+    """When the kernel has been launched."""
+    y = doubled(x)
+    if len(played.calls) == 1:
+        raise RuntimeError("no more")
+    return y
+
+
+def refused_memory(call, x):
+    """By the so manieth call of CUDA's: it makes memory, maps, allows and exports it."""
+    played.runtime.refuse(call)
+    return doubled(x)
+
+
+unmapped, forbidden, unshared = (partial(refused_memory, call) for call in (2, 3, 4))
 
 
 def double_once(x, y):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -199,6 +200,36 @@ def test_a_gpu_that_others_use_is_not_held_against_a_solution(gpu, start, drawn)
     gpu.busy, gpu.others = [True], True
     with pytest.raises(KcapError, match="others use"):
         one.run(range(2))
+
+
+def test_memory_of_outputs_goes_with_their_workload(start):
+    """In sum the outputs of all sizes may not fit into a GPU."""
+    one = start("doubled", destination=False)
+    for _ in range(3):
+        drawn = draw_inputs(DOUBLE, workload(DOUBLE, "w", 3 << 18), None, None)
+        one.open(drawn, sets=3)
+        done = one.run(range(3), chosen=1)
+        assert all(torch.equal(outputs[0], right(drawn, done.seed, at)) for at, outputs in done.outputs.items())
+        assert sum(len(piece.bytes) for piece in one.pieces.known.values()) == 64 << 20
+
+
+def test_memory_is_not_taken_from_kernels_that_a_failed_run_left(start, drawn):
+    one = start("raises_at_first", destination=False)
+    one.open(drawn, sets=2)
+    assert one.run(range(1)).report.code == protocol.RAISED
+    one.open(draw_inputs(DOUBLE, workload(DOUBLE, "w", 64), None, None), sets=2)
+    report = one.run(range(1)).report
+    assert report.code == protocol.FINE, report.text
+
+
+@pytest.mark.parametrize("what", ["unmapped", "forbidden", "unshared"])
+def test_memory_that_cuda_refuses_is_not_kept(start, drawn, what):
+    one = start(what, destination=False)
+    one.open(drawn, sets=1)
+    code = one.run(range(1)).report.code
+    assert code == (protocol.RAISED if what == "unshared" else protocol.FINE)  # smaller pieces are tried
+    held = sum("of a GPU" in os.readlink(file) for file in Path(f"/proc/{one.pid}/fd").iterdir())
+    assert held == 1 + len(one.pieces.known)  # that of its inputs, too
 
 
 def test_memory_that_is_none_ends_the_process(start, drawn):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ RUNTIME = re.compile(r"\S*/libcudart\.so[\d.]*$", re.MULTILINE)
 def gpu_handles(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
     """The file of CUDA's runtime that torch has loaded, and native/cuda.h's Torch; RuntimeError without a GPU.
 
-    `driver`: the library that the pool of outputs has its memory from.
+    `driver`: the library that pools of outputs have their memory from.
     """
     torch.cuda.set_device(device)
-    number = torch.zeros(1, device=device).add_(1)
+    torch.zeros(1, device=device)
     runtime = RUNTIME.search(MAPS.read_text())
     if runtime is None:
         raise RuntimeError("torch has loaded no CUDA runtime (libcudart) of its own")
@@ -28,12 +29,6 @@ def gpu_handles(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
     index = torch.device(device).index or 0
     usual = torch.cuda.default_stream(device)
     allocator = torch.cuda.memory.CUDAPluggableAllocator(str(driver), "kcap_take", "kcap_give_back")
-    pool = torch.cuda.MemPool(allocator.allocator())
-    kept = torch.cuda.CUDAGraph()  # without any of a pool that it knew, torch captures no more in it
-    with torch.cuda.stream(stream):
-        kept.capture_begin(pool.id, "thread_local")
-        number.add_(1)
-        kept.capture_end()
     handles = (
         index,
         stream.cuda_stream,
@@ -45,15 +40,12 @@ def gpu_handles(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
         graph.capture_end,
         graph.replay,
         c._cuda_emptyCache,
-        pool.id,
+        partial(torch.cuda.MemPool, allocator.allocator()),
         c._cuda_beginAllocateCurrentThreadToPool,
         c._cuda_endAllocateToPool,
         c._cuda_releasePool,
         stream,  # these live on with it
         allocator,
-        pool,
-        kept,
-        number,
     )
     return runtime[0], handles
 

@@ -17,12 +17,20 @@ Kernel = partial[None]
 calls: list[Kernel] = []
 captured: list[Graph] = []
 library = ctypes.PyDLL(os.environ["PLAYED_TENSORS"])
+runtime = ctypes.CDLL(RUNTIME, mode=ctypes.RTLD_GLOBAL)
 library.made.restype, library.made.argtypes = ctypes.py_object, [ctypes.c_long, ctypes.c_long]
 
 
 class Graph:
     first = 0
     work: list[Kernel] = []
+
+
+class Pool:
+    id = "pool"
+
+    def __del__(self) -> None:
+        library.give_back()
 
 
 def empty_like(x: torch.Tensor) -> torch.Tensor:
@@ -34,14 +42,16 @@ def double(x: torch.Tensor, y: torch.Tensor, seconds: float = 0.0001) -> None:
     """Launch what doubles `x` into `y` and takes so long."""
     calls.append(partial(_double, numbers(x), numbers(y), seconds))
     calls[-1]()
+    if not captured:
+        runtime.launch()
 
 
 def taken(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
     """As kcap.bench.judge.driver.gpu has it."""
-    ctypes.CDLL(RUNTIME, mode=ctypes.RTLD_GLOBAL)
-    library.use(ctypes.CDLL(str(driver)).kcap_take)
+    loaded = ctypes.CDLL(str(driver))
+    library.use(loaded.kcap_take, loaded.kcap_give_back)
     graphs = Graph, _begin, _end, _replay
-    return RUNTIME, (0, 0, _set_stream, {"own": 1}, {"own": 0}, *graphs, _nothing, "pool", *3 * [_nothing])
+    return RUNTIME, (0, 0, _set_stream, {"own": 1}, {"own": 0}, *graphs, _nothing, Pool, *3 * [_nothing])
 
 
 def numbers(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:
@@ -69,14 +79,17 @@ def _nothing(*_: object) -> None:
 
 def _begin(graph: Graph, pool: str, mode: str) -> None:
     captured.append(graph)
+    runtime.capture(1)
     graph.first = len(calls)
 
 
 def _end(graph: Graph) -> None:
     graph.work = calls[graph.first :]
     captured.clear()
+    runtime.capture(0)
 
 
 def _replay(graph: Graph) -> None:
     for work in graph.work:
         work()
+    runtime.launch()

@@ -24,7 +24,7 @@ struct Torch {
   void* stream;                       // raw handle of the stream that graphs are captured and replayed on
   PyObject *set_stream, *own, *usual; // sets a stream by its keywords: that stream's, and the default one's
   PyObject *make_graph, *begin, *end, *replay, *empty_cache;
-  PyObject *pool, *begin_pool, *end_pool, *release_pool;  // the id of the pool of outputs; what is allocated is from it
+  PyObject *make_pool, *begin_pool, *end_pool, *release_pool;  // pools of outputs; what is allocated is from one
 
   explicit Torch(PyObject* given) {
     PyObject* values[14];
@@ -33,7 +33,7 @@ struct Torch {
     stream = reinterpret_cast<void*>(PyLong_AsSize_t(values[1]));
     set_stream = values[2], own = values[3], usual = values[4], make_graph = values[5];
     begin = values[6], end = values[7], replay = values[8], empty_cache = values[9];
-    pool = values[10], begin_pool = values[11], end_pool = values[12], release_pool = values[13];
+    make_pool = values[10], begin_pool = values[11], end_pool = values[12], release_pool = values[13];
   }
 
   void use(PyObject* which) const {
@@ -53,24 +53,37 @@ struct Torch {
   }
 };
 
+// Where torch has the outputs of one Workload from. Its memory goes with it.
+struct Pool {
+  Owned pool, id;
+
+  Pool() = default;
+  explicit Pool(const Torch& torch)
+      : pool(Torch::call(torch.make_pool, {}, "torch's memory pool")), id(PyObject_GetAttrString(pool.object, "id")) {
+    if (!id.object) throw std::runtime_error("torch's memory pool: " + exception());
+  }
+};
+
 // For as long as it lives, what this thread allocates comes from the pool of outputs.
 class FromPool {
  public:
-  explicit FromPool(const Torch& torch) : torch_(torch), device_(PyLong_FromLong(torch.device)) {
-    Torch::call(torch.begin_pool, {device_.object, torch.pool}, "torch's memory pool");
+  FromPool(const Torch& torch, const Pool& pool)
+      : torch_(torch), pool_(pool), device_(PyLong_FromLong(torch.device)) {
+    Torch::call(torch.begin_pool, {device_.object, pool.id.object}, "torch's memory pool");
   }
   FromPool(const FromPool&) = delete;
   ~FromPool() {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     for (auto* function : {torch_.end_pool, torch_.release_pool})
-      Owned(PyObject_CallFunctionObjArgs(function, device_.object, torch_.pool, nullptr));
+      Owned(PyObject_CallFunctionObjArgs(function, device_.object, pool_.id.object, nullptr));
     PyErr_Clear();
     PyErr_Restore(type, value, traceback);
   }
 
  private:
   const Torch& torch_;
+  const Pool& pool_;
   Owned device_;
 };
 
@@ -82,9 +95,10 @@ class Cuda : public Place {
       : workload_(workload), addresses_(addresses), cuda_(cuda), torch_(torch),
         sets_(workload, at::Device(at::kCUDA, c10::DeviceIndex(torch.device))) {
     cuda_.check(cuda_.set_device(torch.device), "no such GPU");
-    Torch::call(torch.empty_cache, {}, "torch's cache");  // it keeps the memory of graphs that are gone
-    auto imported = std::make_shared<Imported>(memory, arena, sets_.bytes());
-    sets_.base = imported->base, sets_.memory = imported;
+    Torch::call(torch.empty_cache, {}, "torch's cache");  // what another Workload took
+    pool_ = Pool(torch);
+    auto mapping = std::make_shared<Mapping>(memory, memory.imported(arena), memory.whole(sets_.bytes()));
+    sets_.base = mapping->base, sets_.memory = mapping;
     addresses_[workload.sets * workload.outputs.size()] = reinterpret_cast<uint64_t>(sets_.base);
   }
 
@@ -142,7 +156,7 @@ class Cuda : public Place {
     launched_.clear();
     if (!run.count) return;  // whoever asks for nothing wants to know what the way takes
     std::optional<FromPool> taken;  // not at first: graphs that a Solution captures then have their memory elsewhere
-    if (called_) taken.emplace(torch_);
+    if (called_) taken.emplace(torch_, pool_);
     for (uint32_t i = 0; i < run.count; ++i) {
       report.iteration = i;
       Owned returned(invoke(i, run, callable));
@@ -151,7 +165,7 @@ class Cuda : public Place {
       for (auto& row : launched_[i])
         if (returns_one_memory || elsewhere(row)) {
           std::optional<FromPool> copy;
-          if (!called_) copy.emplace(torch_);
+          if (!called_) copy.emplace(torch_, pool_);
           row = copied(row);
         }
     }
@@ -172,13 +186,14 @@ class Cuda : public Place {
   void capture(const Run& run, PyObject* callable) {
     of_graph_.clear(), results_.clear(), captured_ = 0;
     graph_ = Torch::call(torch_.make_graph, {}, "a CUDA graph");
+    pool_ = Pool(torch_);  // torch captures no more in one whose graphs are all gone
     torch_.use(torch_.own);
     invoke(0, run, callable);
     cuda_.check(cuda_.wait(), "before a capture");
     NoCollection still;  // memory of another graph that is freed meanwhile ends a capture
     try {
       Owned mode(PyUnicode_FromString("thread_local"));
-      Torch::call(torch_.begin, {graph_.object, torch_.pool, mode.object}, "a capture");
+      Torch::call(torch_.begin, {graph_.object, pool_.id.object, mode.object}, "a capture");
       std::vector<Rows> returned;
       for (uint32_t i = 0; i < run.count; ++i) {
         results_.push_back(invoke(i, run, callable));
@@ -202,6 +217,7 @@ class Cuda : public Place {
   const Runtime& cuda_;
   const Torch& torch_;
   Sets sets_;
+  Pool pool_;  // ends after what lies in it
   Owned graph_;
   std::vector<Owned> results_;
   std::vector<Rows> of_graph_, launched_;  // outputs of each invocation
