@@ -1,8 +1,9 @@
-"""Candidates on a GPU that is played: `python fake_gpu_candidate.py CONTROL` forks those that run a function of it."""
+"""Candidates that run a function of it on a GPU, played or real: `python fake_gpu_candidate.py CONTROL played`."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import socket
 import sys
@@ -16,7 +17,7 @@ from forked_candidates import serve_all
 from kcap.bench.judge.driver import driver, protocol
 
 sys.path.append(str(Path(__file__).with_name("played_gpu")))
-import played
+played = importlib.import_module(sys.argv[2])
 
 SECONDS, KEPT, CHANNEL = 0.0002, [], []
 
@@ -83,7 +84,7 @@ def same_memory(x):
 
 
 def reserves(x, y):
-    ctypes.CDLL(played.RUNTIME).cudaDeviceSetLimit(6, 1 << 20)
+    played.runtime.cudaDeviceSetLimit(6, ctypes.c_size_t(1 << 20))
     double(x, y)
 
 
