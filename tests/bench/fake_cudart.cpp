@@ -46,6 +46,9 @@ void refuse(int call) { refused = call; }  // the so manieth that makes, maps, a
 int cudaSetDevice(int) { return 0; }
 int cudaMemsetAsync(void* to, int value, size_t size, void*) { std::memset(to, value, size); return 0; }
 int cudaDeviceSynchronize() { return wait(); }
+int cudaEventCreateWithFlags(void**, unsigned) { return 0; }
+int cudaEventRecord(void*, void*) { return 0; }
+int cudaStreamWaitEvent(void*, void*, unsigned) { return 0; }
 int cudaDeviceSetLimit(int, size_t bytes) { limit = bytes; return 0; }
 int cudaDeviceGetLimit(size_t* bytes, int) { *bytes = limit; return 0; }
 int cudaCtxResetPersistingL2Cache() { return 0; }

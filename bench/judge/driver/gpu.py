@@ -12,6 +12,7 @@ import torch
 
 MAPS = Path("/proc/self/maps")
 RUNTIME = re.compile(r"\S*/libcudart\.so[\d.]*$", re.MULTILINE)
+NON_BLOCKING = 1  # cudaStreamNonBlocking
 
 
 def gpu_handles(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
@@ -24,7 +25,7 @@ def gpu_handles(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
     runtime = RUNTIME.search(MAPS.read_text())
     if runtime is None:
         raise RuntimeError("torch has loaded no CUDA runtime (libcudart) of its own")
-    stream, c = _stream(runtime[0], device), torch._C
+    stream, first, c = _stream(runtime[0], device, 0), _stream(runtime[0], device, NON_BLOCKING), torch._C
     graph = c._CUDAGraph
     index = torch.device(device).index or 0
     usual = torch.cuda.default_stream(device)
@@ -32,8 +33,10 @@ def gpu_handles(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
     handles = (
         index,
         stream.cuda_stream,
+        first.cuda_stream,
         c._cuda_setStream,
         _stream_keywords(stream),
+        _stream_keywords(first),
         _stream_keywords(usual),
         torch.cuda.CUDAGraph,
         graph.capture_begin,
@@ -45,16 +48,19 @@ def gpu_handles(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
         c._cuda_endAllocateToPool,
         c._cuda_releasePool,
         stream,  # these live on with it
+        first,
         allocator,
     )
     return runtime[0], handles
 
 
-def _stream(runtime: str, device: str) -> torch.cuda.Stream:
-    """A stream that the default one waits for, unlike torch's own: while it captures, CUDA refuses what is launched on
-    the default stream, which would be missing from the graph."""
+def _stream(runtime: str, device: str, flags: int) -> torch.cuda.Stream:
+    """A stream; without flags one that the default stream waits for, unlike torch's own.
+
+    While that captures, CUDA refuses what is launched on the default stream, which would be missing from the graph.
+    """
     handle = ctypes.c_void_p()
-    if failed := ctypes.CDLL(runtime).cudaStreamCreate(ctypes.byref(handle)):
+    if failed := ctypes.CDLL(runtime).cudaStreamCreateWithFlags(ctypes.byref(handle), flags):
         raise RuntimeError(f"no stream for CUDA graphs: CUDA error {failed}")
     stream: torch.cuda.Stream = torch.cuda.ExternalStream(handle.value, device)
     return stream

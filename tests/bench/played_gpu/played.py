@@ -16,6 +16,8 @@ RUNTIME = os.environ["PLAYED_RUNTIME"]
 Kernel = partial[None]
 calls: list[Kernel] = []
 captured: list[Graph] = []
+DEFAULT, OWN, ORIGIN = range(3)  # streams; OWN blocks the first
+current = [DEFAULT]
 library = ctypes.PyDLL(os.environ["PLAYED_TENSORS"])
 runtime = ctypes.CDLL(RUNTIME, mode=ctypes.RTLD_GLOBAL)
 library.made.restype, library.made.argtypes = ctypes.py_object, [ctypes.c_long, ctypes.c_long]
@@ -50,8 +52,9 @@ def taken(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
     """As kcap.bench.judge.driver.gpu has it."""
     loaded = ctypes.CDLL(str(driver))
     library.use(loaded.kcap_take, loaded.kcap_give_back)
+    streams = ({"stream": one} for one in (OWN, ORIGIN, DEFAULT))
     graphs = Graph, _begin, _end, _replay
-    return RUNTIME, (0, 0, _set_stream, {"own": 1}, {"own": 0}, *graphs, _nothing, Pool, *3 * [_nothing])
+    return RUNTIME, (0, OWN, ORIGIN, _set_stream, *streams, *graphs, _nothing, Pool, *3 * [_nothing])
 
 
 def numbers(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:
@@ -69,8 +72,8 @@ def _spin(seconds: float) -> None:
         pass
 
 
-def _set_stream(**which: int) -> None:
-    pass
+def _set_stream(stream: int) -> None:
+    current[:] = [stream]
 
 
 def _nothing(*_: object) -> None:
@@ -78,12 +81,17 @@ def _nothing(*_: object) -> None:
 
 
 def _begin(graph: Graph, pool: str, mode: str) -> None:
+    """torch waits for the default stream when the capture has begun."""
+    if current != [ORIGIN]:
+        raise RuntimeError("disallowed implicit dependency on a current capture sequence")
     captured.append(graph)
     runtime.capture(1)
     graph.first = len(calls)
 
 
 def _end(graph: Graph) -> None:
+    if current != [ORIGIN]:
+        raise RuntimeError("the capture was initiated in a different stream")
     graph.work = calls[graph.first :]
     captured.clear()
     runtime.capture(0)

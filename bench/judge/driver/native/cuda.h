@@ -21,19 +21,20 @@ constexpr uint32_t METHOD_GRAPH = 1;
 // Python's side of it: functions of torch's, written in C++, taken before any code from elsewhere ran.
 struct Torch {
   int device;
-  void* stream;                       // raw handle of the stream that graphs are captured and replayed on
-  PyObject *set_stream, *own, *usual; // sets a stream by its keywords: that stream's, and the default one's
+  void *stream, *first;  // raw handles: of the stream that graphs are captured and replayed on, and where captures begin
+  PyObject *set_stream, *own, *origin, *usual;  // sets a stream by its keywords: of those two, and of the default one
   PyObject *make_graph, *begin, *end, *replay, *empty_cache;
   PyObject *make_pool, *begin_pool, *end_pool, *release_pool;  // pools of outputs; what is allocated is from one
 
   explicit Torch(PyObject* given) {
-    PyObject* values[14];
-    for (int i = 0; i < 14; ++i) values[i] = PyTuple_GetItem(given, i);
+    PyObject* values[16];
+    for (int i = 0; i < 16; ++i) values[i] = PyTuple_GetItem(given, i);
     device = int(PyLong_AsLong(values[0]));
     stream = reinterpret_cast<void*>(PyLong_AsSize_t(values[1]));
-    set_stream = values[2], own = values[3], usual = values[4], make_graph = values[5];
-    begin = values[6], end = values[7], replay = values[8], empty_cache = values[9];
-    make_pool = values[10], begin_pool = values[11], end_pool = values[12], release_pool = values[13];
+    first = reinterpret_cast<void*>(PyLong_AsSize_t(values[2]));
+    set_stream = values[3], own = values[4], origin = values[5], usual = values[6], make_graph = values[7];
+    begin = values[8], end = values[9], replay = values[10], empty_cache = values[11];
+    make_pool = values[12], begin_pool = values[13], end_pool = values[14], release_pool = values[15];
   }
 
   void use(PyObject* which) const {
@@ -183,6 +184,7 @@ class Cuda : public Place {
   }
 
   // Called once before, for all that is made at a first call: code is compiled and loaded, libraries take workspaces.
+  // The capture begins on another stream: torch waits for the default one then, which CUDA refuses while ours captures.
   void capture(const Run& run, PyObject* callable) {
     of_graph_.clear(), results_.clear(), captured_ = 0;
     graph_ = Torch::call(torch_.make_graph, {}, "a CUDA graph");
@@ -193,7 +195,9 @@ class Cuda : public Place {
     NoCollection still;  // memory of another graph that is freed meanwhile ends a capture
     try {
       Owned mode(PyUnicode_FromString("thread_local"));
+      torch_.use(torch_.origin);
       Torch::call(torch_.begin, {graph_.object, pool_.id.object, mode.object}, "a capture");
+      cuda_.follow(torch_.first, torch_.stream), torch_.use(torch_.own);
       std::vector<Rows> returned;
       for (uint32_t i = 0; i < run.count; ++i) {
         results_.push_back(invoke(i, run, callable));
@@ -203,6 +207,7 @@ class Cuda : public Place {
         for (auto& row : of_graph_[i])
           if (elsewhere(row)) row = copied(row);
       }
+      cuda_.follow(torch_.stream, torch_.first), torch_.use(torch_.origin);
       Torch::call(torch_.end, {graph_.object}, "the end of a capture");
       if (share_memory(returned)) throw std::runtime_error("it returns the same memory in several invocations");
     } catch (const std::exception& error) {
