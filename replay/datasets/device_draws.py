@@ -49,8 +49,7 @@ def fill_floats(
         starts = [_starts(one, first + begin, len(part), place.device) for one in streams]
         for row in range(0, shape.rows, high):
             rows = range(row, min(row + high, shape.rows))
-            numbers = _floats(rows, pool, spread, shape, starts)
-            part[:, rows.start * shape.width : rows.stop * shape.width] = numbers.to(place.dtype)
+            _fill_rows(part[:, rows.start * shape.width : rows.stop * shape.width], rows, pool, spread, shape, starts)
 
 
 def fill_pieces(place: torch.Tensor, pool: torch.Tensor, stream: int, first: int) -> None:
@@ -73,17 +72,18 @@ def fill_integers(place: torch.Tensor, low: int, high: int, stream: int, first: 
         for at in range(0, size, TILE):
             columns = torch.arange(at, min(at + TILE, size), device=place.device)
             words = _words(_starts(stream, first + begin, len(part), place.device), columns)
-            part[:, at : at + len(columns)] = (_below(words, high - low + 1) + low).to(place.dtype)
+            part[:, at : at + len(columns)] = _below(words, high - low + 1) + low
 
 
-def _floats(
+def _fill_rows(
+    place: torch.Tensor,
     rows: range,
     pool: torch.Tensor,
     spread: tuple[float, float, float],
     shape: RowShape,
     starts: list[torch.Tensor],
-) -> torch.Tensor:
-    """Of the rows `rows` of some invocations: [invocations, rows * width] in float32."""
+) -> None:
+    """Fill `place`, [invocations, rows * width], with the rows `rows` of some invocations."""
     octaves, offset, outlier = spread
     in_pieces, of_rows, overall, of_outliers, of_parts = starts
     width, parts, piece, device = shape.width, shape.parts, pool.shape[1], pool.device
@@ -100,14 +100,13 @@ def _floats(
     chosen = _below(_words(in_pieces, pieces), len(pool))
     skipped = begin % piece
     numbers = pool[chosen].flatten(1)[:, skipped : skipped + end - begin].reshape(-1, len(rows), parts, width // parts)
-    numbers = (numbers * own[..., None]).add_(moved[..., None]).view(-1, len(rows), width)
+    torch.add(numbers.mul_(own[..., None]), moved[..., None], out=place.view(numbers.shape))
     if width >= shape.shortest_with_outlier and outlier:
         words = _words(of_outliers, row_places)
         size = math.sqrt(width) * outlier * torch.exp2(-2 * _low(words)) * scale
-        column = _below(words, width)[..., None]
-        signed = torch.where(words & 1 != 0, size, -size)[..., None]
-        numbers.scatter_(2, column, torch.where((words & 2 != 0)[..., None], signed, numbers.gather(2, column)))
-    return numbers.view(len(numbers), -1)
+        column, whole = _below(words, width)[..., None], place.view(-1, len(rows), width)
+        signed = torch.where(words & 1 != 0, size, -size)[..., None].to(place.dtype)
+        whole.scatter_(2, column, torch.where((words & 2 != 0)[..., None], signed, whole.gather(2, column)))
 
 
 _MASK = (1 << 64) - 1

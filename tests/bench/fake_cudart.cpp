@@ -1,50 +1,111 @@
-// Stands for CUDA's runtime and driver where there is no GPU: device memory is host memory, and all is done at once.
-// Memory that processes share is a file in memory, and its handle the file's descriptor.
+// Stands for CUDA's runtime and driver where there is no GPU: device memory is host memory. Memory that processes share is a
+// file in memory, and its handle the file's descriptor. It refuses what CUDA refuses: memory of no whole pages, memory that
+// is mapped in part or where it was not reserved, and, while a stream is captured, to wait and to change what is mapped. Who
+// unmaps memory with a kernel under way (`launch`) has no GPU any more.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
+#include <map>
+#include <utility>
+
+namespace {
+constexpr size_t PAGE = 2 << 20;
+constexpr int INVALID = 1, NO_MEMORY = 2, ILLEGAL_ADDRESS = 700, CAPTURING = 900, UNKNOWN = 999, RELAXED = 2;
+struct Range { size_t size; bool mapped; };
+std::map<uint64_t, Range> reserved;
+size_t limit = 0;
+bool capturing = false, under_way = false;
+int lost = 0, mode = 0, refused = 0;
+
+bool refuses() { return refused && !--refused; }
+bool forbidden() { return capturing && mode != RELAXED; }
+bool is_whole(size_t size) { return size && size % PAGE == 0; }
+Range* range(uint64_t base, size_t size) {
+  auto found = reserved.find(base);
+  return found != reserved.end() && found->second.size == size ? &found->second : nullptr;
+}
+void* place(uint64_t base) { return reinterpret_cast<void*>(base); }
+bool cover(uint64_t base, size_t size, int protection, int flags, int file) {
+  return mmap(place(base), size, protection, flags | MAP_FIXED, file, 0) == place(base);
+}
+int wait() {
+  if (capturing) return CAPTURING;
+  under_way = false;
+  return lost;
+}
+}  // namespace
 
 extern "C" {
+void launch() { under_way = true; }
+void capture(int begins) { capturing = begins; }
+void refuse(int call) { refused = call; }  // the so manieth that makes, maps, allows or exports memory from now on
+
 int cudaSetDevice(int) { return 0; }
 int cudaMemsetAsync(void* to, int value, size_t size, void*) { std::memset(to, value, size); return 0; }
-int cudaDeviceSynchronize() { return 0; }
-static size_t limit = 0;
+int cudaDeviceSynchronize() { return wait(); }
+int cudaEventCreateWithFlags(void**, unsigned) { return 0; }
+int cudaEventRecord(void*, void*) { return 0; }
+int cudaStreamWaitEvent(void*, void*, unsigned) { return 0; }
 int cudaDeviceSetLimit(int, size_t bytes) { limit = bytes; return 0; }
 int cudaDeviceGetLimit(size_t* bytes, int) { *bytes = limit; return 0; }
 int cudaCtxResetPersistingL2Cache() { return 0; }
 int cudaGetLastError() { return 0; }
-const char* cudaGetErrorString(int) { return "no error"; }
+const char* cudaGetErrorString(int error) { return error ? "an illegal memory access was encountered" : "no error"; }
 
-int cuMemGetAllocationGranularity(size_t* to, const void*, int) { *to = 4096; return 0; }
+int cuCtxSynchronize() { return wait(); }
+int cuThreadExchangeStreamCaptureMode(int* to) { std::swap(mode, *to); return 0; }
+int cuMemGetAllocationGranularity(size_t* to, const void*, int) { *to = PAGE; return 0; }
 int cuMemCreate(uint64_t* to, size_t size, const void*, unsigned long long) {
+  if (forbidden()) return CAPTURING;
+  if (!is_whole(size)) return INVALID;
+  if (refuses()) return NO_MEMORY;
   int file = memfd_create("of a GPU", MFD_CLOEXEC);
   *to = uint64_t(file);
-  return file < 0 || ftruncate(file, long(size)) ? 2 : 0;
+  return file < 0 || ftruncate(file, long(size)) ? NO_MEMORY : 0;
 }
 int cuMemExportToShareableHandle(int* to, uint64_t handle, int, unsigned long long) {
-  return (*to = fcntl(int(handle), F_DUPFD_CLOEXEC, 0)) < 0 ? 1 : 0;
+  if (refuses()) return UNKNOWN;
+  return (*to = fcntl(int(handle), F_DUPFD_CLOEXEC, 0)) < 0 ? INVALID : 0;
 }
 int cuMemImportFromShareableHandle(uint64_t* to, void* descriptor, int) {
   int file = fcntl(int(intptr_t(descriptor)), F_DUPFD_CLOEXEC, 0);
   *to = uint64_t(file);
-  return file < 0 || fcntl(file, F_GET_SEALS) < 0 ? 999 : 0;
+  return file < 0 || fcntl(file, F_GET_SEALS) < 0 ? UNKNOWN : 0;
 }
-int cuMemRelease(uint64_t handle) { return close(int(handle)) ? 1 : 0; }
+int cuMemRelease(uint64_t handle) { return close(int(handle)) ? INVALID : 0; }
 int cuMemAddressReserve(uint64_t* to, size_t size, size_t, uint64_t, unsigned long long) {
+  if (!is_whole(size)) return INVALID;
   void* found = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  *to = uint64_t(found);
-  return found == MAP_FAILED ? 2 : 0;
+  if (found == MAP_FAILED) return NO_MEMORY;
+  reserved[*to = uint64_t(found)] = {size, false};
+  return 0;
 }
 int cuMemMap(uint64_t base, size_t size, size_t, uint64_t handle, unsigned long long) {
-  void* place = reinterpret_cast<void*>(base);
-  bool enough = lseek(int(handle), 0, SEEK_END) >= long(size);
-  return enough && mmap(place, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, int(handle), 0) == place ? 0 : 1;
+  auto* to = range(base, size);
+  if (forbidden()) return CAPTURING;
+  if (!to || to->mapped || lseek(int(handle), 0, SEEK_END) != long(size) || refuses()) return INVALID;
+  return (to->mapped = cover(base, size, PROT_NONE, MAP_SHARED, int(handle))) ? 0 : INVALID;
 }
-int cuMemSetAccess(uint64_t, size_t, const void*, size_t) { return 0; }
-int cuMemUnmap(uint64_t base, size_t size) { return munmap(reinterpret_cast<void*>(base), size) ? 1 : 0; }
-int cuThreadExchangeStreamCaptureMode(int*) { return 0; }
-int cuMemAddressFree(uint64_t, size_t) { return 0; }
+int cuMemSetAccess(uint64_t base, size_t size, const void*, size_t) {
+  auto* to = range(base, size);
+  if (!to || !to->mapped || refuses()) return INVALID;
+  return mprotect(place(base), size, PROT_READ | PROT_WRITE) ? INVALID : 0;
+}
+int cuMemUnmap(uint64_t base, size_t size) {
+  auto* from = range(base, size);
+  if (forbidden()) return CAPTURING;
+  if (!from || !from->mapped) return INVALID;
+  if (under_way) lost = ILLEGAL_ADDRESS;
+  from->mapped = false;
+  return cover(base, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1) ? 0 : INVALID;
+}
+int cuMemAddressFree(uint64_t base, size_t size) {
+  auto* from = range(base, size);
+  if (!from || from->mapped) return INVALID;
+  reserved.erase(base);
+  return munmap(place(base), size) ? INVALID : 0;
+}
 }

@@ -1,12 +1,14 @@
-"""Candidates on a GPU that is played: `python fake_gpu_candidate.py CONTROL` forks those that run a function of it."""
+"""Candidates that run a function of it on a GPU, played or real: `python fake_gpu_candidate.py CONTROL played`."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import socket
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +17,7 @@ from forked_candidates import serve_all
 from kcap.bench.judge.driver import driver, protocol
 
 sys.path.append(str(Path(__file__).with_name("played_gpu")))
-import played
+played = importlib.import_module(sys.argv[2])
 
 SECONDS, KEPT, CHANNEL = 0.0002, [], []
 
@@ -28,6 +30,23 @@ def doubled(x):
     y = played.empty_like(x)
     double(x, y)
     return y
+
+
+def raises_at_first(x):
+    """When the kernel has been launched."""
+    y = doubled(x)
+    if len(played.calls) == 1:
+        raise RuntimeError("no more")
+    return y
+
+
+def refused_memory(call, x):
+    """By the so manieth call of CUDA's: it makes memory, maps, allows and exports it."""
+    played.runtime.refuse(call)
+    return doubled(x)
+
+
+unmapped, forbidden, unshared = (partial(refused_memory, call) for call in (2, 3, 4))
 
 
 def double_once(x, y):
@@ -65,7 +84,7 @@ def same_memory(x):
 
 
 def reserves(x, y):
-    ctypes.CDLL(played.RUNTIME).cudaDeviceSetLimit(6, 1 << 20)
+    played.runtime.cudaDeviceSetLimit(6, ctypes.c_size_t(1 << 20))
     double(x, y)
 
 

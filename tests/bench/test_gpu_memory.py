@@ -45,7 +45,8 @@ def test_another_process_writes_what_is_read_here_and_its_kernels_are_noticed(gp
     gpu.wait()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-c", ANOTHER, str(theirs.fileno()), str(shared.size)]
-    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as another, theirs:
+    ours.settimeout(60)
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as another, ours:  # it ends when that is closed
         theirs.close()
         socket.send_fds(ours, [b"memory"], [shared.descriptor])
         assert ours.recv(16) == b"done"

@@ -16,13 +16,23 @@ RUNTIME = os.environ["PLAYED_RUNTIME"]
 Kernel = partial[None]
 calls: list[Kernel] = []
 captured: list[Graph] = []
+DEFAULT, OWN, ORIGIN = range(3)  # streams; OWN blocks the first
+current = [DEFAULT]
 library = ctypes.PyDLL(os.environ["PLAYED_TENSORS"])
+runtime = ctypes.CDLL(RUNTIME, mode=ctypes.RTLD_GLOBAL)
 library.made.restype, library.made.argtypes = ctypes.py_object, [ctypes.c_long, ctypes.c_long]
 
 
 class Graph:
     first = 0
     work: list[Kernel] = []
+
+
+class Pool:
+    id = "pool"
+
+    def __del__(self) -> None:
+        library.give_back()
 
 
 def empty_like(x: torch.Tensor) -> torch.Tensor:
@@ -34,14 +44,17 @@ def double(x: torch.Tensor, y: torch.Tensor, seconds: float = 0.0001) -> None:
     """Launch what doubles `x` into `y` and takes so long."""
     calls.append(partial(_double, numbers(x), numbers(y), seconds))
     calls[-1]()
+    if not captured:
+        runtime.launch()
 
 
 def taken(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
     """As kcap.bench.judge.driver.gpu has it."""
-    ctypes.CDLL(RUNTIME, mode=ctypes.RTLD_GLOBAL)
-    library.use(ctypes.CDLL(str(driver)).kcap_take)
+    loaded = ctypes.CDLL(str(driver))
+    library.use(loaded.kcap_take, loaded.kcap_give_back)
+    streams = ({"stream": one} for one in (OWN, ORIGIN, DEFAULT))
     graphs = Graph, _begin, _end, _replay
-    return RUNTIME, (0, 0, _set_stream, {"own": 1}, {"own": 0}, *graphs, _nothing, "pool", *3 * [_nothing])
+    return RUNTIME, (0, OWN, ORIGIN, _set_stream, *streams, *graphs, _nothing, Pool, *3 * [_nothing])
 
 
 def numbers(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:
@@ -59,8 +72,8 @@ def _spin(seconds: float) -> None:
         pass
 
 
-def _set_stream(**which: int) -> None:
-    pass
+def _set_stream(stream: int) -> None:
+    current[:] = [stream]
 
 
 def _nothing(*_: object) -> None:
@@ -68,15 +81,23 @@ def _nothing(*_: object) -> None:
 
 
 def _begin(graph: Graph, pool: str, mode: str) -> None:
+    """torch waits for the default stream when the capture has begun."""
+    if current != [ORIGIN]:
+        raise RuntimeError("disallowed implicit dependency on a current capture sequence")
     captured.append(graph)
+    runtime.capture(1)
     graph.first = len(calls)
 
 
 def _end(graph: Graph) -> None:
+    if current != [ORIGIN]:
+        raise RuntimeError("the capture was initiated in a different stream")
     graph.work = calls[graph.first :]
     captured.clear()
+    runtime.capture(0)
 
 
 def _replay(graph: Graph) -> None:
     for work in graph.work:
         work()
+    runtime.launch()

@@ -67,7 +67,7 @@ def test_an_invocation_alone_has_the_bits_that_it_has_among_others(stream, first
             patch.setattr(device_draws, "TILE", tile)
             fill(alone, first + 3)
         assert torch.equal(alone[0], among[3])
-        assert size < 100 or not torch.equal(among[2], among[3])
+        assert size < 100 or len(among.unique(dim=0)) > 1
 
 
 def test_integers_reach_both_ends_and_no_further():

@@ -21,19 +21,20 @@ constexpr uint32_t METHOD_GRAPH = 1;
 // Python's side of it: functions of torch's, written in C++, taken before any code from elsewhere ran.
 struct Torch {
   int device;
-  void* stream;                       // raw handle of the stream that graphs are captured and replayed on
-  PyObject *set_stream, *own, *usual; // sets a stream by its keywords: that stream's, and the default one's
+  void *stream, *first;  // raw handles: of the stream that graphs are captured and replayed on, and where captures begin
+  PyObject *set_stream, *own, *origin, *usual;  // sets a stream by its keywords: of those two, and of the default one
   PyObject *make_graph, *begin, *end, *replay, *empty_cache;
-  PyObject *pool, *begin_pool, *end_pool, *release_pool;  // the id of the pool of outputs; what is allocated is from it
+  PyObject *make_pool, *begin_pool, *end_pool, *release_pool;  // pools of outputs; what is allocated is from one
 
   explicit Torch(PyObject* given) {
-    PyObject* values[14];
-    for (int i = 0; i < 14; ++i) values[i] = PyTuple_GetItem(given, i);
+    PyObject* values[16];
+    for (int i = 0; i < 16; ++i) values[i] = PyTuple_GetItem(given, i);
     device = int(PyLong_AsLong(values[0]));
     stream = reinterpret_cast<void*>(PyLong_AsSize_t(values[1]));
-    set_stream = values[2], own = values[3], usual = values[4], make_graph = values[5];
-    begin = values[6], end = values[7], replay = values[8], empty_cache = values[9];
-    pool = values[10], begin_pool = values[11], end_pool = values[12], release_pool = values[13];
+    first = reinterpret_cast<void*>(PyLong_AsSize_t(values[2]));
+    set_stream = values[3], own = values[4], origin = values[5], usual = values[6], make_graph = values[7];
+    begin = values[8], end = values[9], replay = values[10], empty_cache = values[11];
+    make_pool = values[12], begin_pool = values[13], end_pool = values[14], release_pool = values[15];
   }
 
   void use(PyObject* which) const {
@@ -53,24 +54,37 @@ struct Torch {
   }
 };
 
+// Where torch has the outputs of one Workload from. Its memory goes with it.
+struct Pool {
+  Owned pool, id;
+
+  Pool() = default;
+  explicit Pool(const Torch& torch)
+      : pool(Torch::call(torch.make_pool, {}, "torch's memory pool")), id(PyObject_GetAttrString(pool.object, "id")) {
+    if (!id.object) throw std::runtime_error("torch's memory pool: " + exception());
+  }
+};
+
 // For as long as it lives, what this thread allocates comes from the pool of outputs.
 class FromPool {
  public:
-  explicit FromPool(const Torch& torch) : torch_(torch), device_(PyLong_FromLong(torch.device)) {
-    Torch::call(torch.begin_pool, {device_.object, torch.pool}, "torch's memory pool");
+  FromPool(const Torch& torch, const Pool& pool)
+      : torch_(torch), pool_(pool), device_(PyLong_FromLong(torch.device)) {
+    Torch::call(torch.begin_pool, {device_.object, pool.id.object}, "torch's memory pool");
   }
   FromPool(const FromPool&) = delete;
   ~FromPool() {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     for (auto* function : {torch_.end_pool, torch_.release_pool})
-      Owned(PyObject_CallFunctionObjArgs(function, device_.object, torch_.pool, nullptr));
+      Owned(PyObject_CallFunctionObjArgs(function, device_.object, pool_.id.object, nullptr));
     PyErr_Clear();
     PyErr_Restore(type, value, traceback);
   }
 
  private:
   const Torch& torch_;
+  const Pool& pool_;
   Owned device_;
 };
 
@@ -82,9 +96,10 @@ class Cuda : public Place {
       : workload_(workload), addresses_(addresses), cuda_(cuda), torch_(torch),
         sets_(workload, at::Device(at::kCUDA, c10::DeviceIndex(torch.device))) {
     cuda_.check(cuda_.set_device(torch.device), "no such GPU");
-    Torch::call(torch.empty_cache, {}, "torch's cache");  // it keeps the memory of graphs that are gone
-    auto imported = std::make_shared<Imported>(memory, arena, sets_.bytes());
-    sets_.base = imported->base, sets_.memory = imported;
+    Torch::call(torch.empty_cache, {}, "torch's cache");  // what another Workload took
+    pool_ = Pool(torch);
+    auto mapping = std::make_shared<Mapping>(memory, memory.imported(arena), memory.whole(sets_.bytes()));
+    sets_.base = mapping->base, sets_.memory = mapping;
     addresses_[workload.sets * workload.outputs.size()] = reinterpret_cast<uint64_t>(sets_.base);
   }
 
@@ -142,7 +157,7 @@ class Cuda : public Place {
     launched_.clear();
     if (!run.count) return;  // whoever asks for nothing wants to know what the way takes
     std::optional<FromPool> taken;  // not at first: graphs that a Solution captures then have their memory elsewhere
-    if (called_) taken.emplace(torch_);
+    if (called_) taken.emplace(torch_, pool_);
     for (uint32_t i = 0; i < run.count; ++i) {
       report.iteration = i;
       Owned returned(invoke(i, run, callable));
@@ -151,7 +166,7 @@ class Cuda : public Place {
       for (auto& row : launched_[i])
         if (returns_one_memory || elsewhere(row)) {
           std::optional<FromPool> copy;
-          if (!called_) copy.emplace(torch_);
+          if (!called_) copy.emplace(torch_, pool_);
           row = copied(row);
         }
     }
@@ -169,16 +184,20 @@ class Cuda : public Place {
   }
 
   // Called once before, for all that is made at a first call: code is compiled and loaded, libraries take workspaces.
+  // The capture begins on another stream: torch waits for the default one then, which CUDA refuses while ours captures.
   void capture(const Run& run, PyObject* callable) {
     of_graph_.clear(), results_.clear(), captured_ = 0;
     graph_ = Torch::call(torch_.make_graph, {}, "a CUDA graph");
+    pool_ = Pool(torch_);  // torch captures no more in one whose graphs are all gone
     torch_.use(torch_.own);
     invoke(0, run, callable);
     cuda_.check(cuda_.wait(), "before a capture");
     NoCollection still;  // memory of another graph that is freed meanwhile ends a capture
     try {
       Owned mode(PyUnicode_FromString("thread_local"));
-      Torch::call(torch_.begin, {graph_.object, torch_.pool, mode.object}, "a capture");
+      torch_.use(torch_.origin);
+      Torch::call(torch_.begin, {graph_.object, pool_.id.object, mode.object}, "a capture");
+      cuda_.follow(torch_.first, torch_.stream), torch_.use(torch_.own);
       std::vector<Rows> returned;
       for (uint32_t i = 0; i < run.count; ++i) {
         results_.push_back(invoke(i, run, callable));
@@ -188,6 +207,7 @@ class Cuda : public Place {
         for (auto& row : of_graph_[i])
           if (elsewhere(row)) row = copied(row);
       }
+      cuda_.follow(torch_.stream, torch_.first), torch_.use(torch_.origin);
       Torch::call(torch_.end, {graph_.object}, "the end of a capture");
       if (share_memory(returned)) throw std::runtime_error("it returns the same memory in several invocations");
     } catch (const std::exception& error) {
@@ -202,6 +222,7 @@ class Cuda : public Place {
   const Runtime& cuda_;
   const Torch& torch_;
   Sets sets_;
+  Pool pool_;  // ends after what lies in it
   Owned graph_;
   std::vector<Owned> results_;
   std::vector<Rows> of_graph_, launched_;  // outputs of each invocation

@@ -9,6 +9,7 @@
 namespace kcap {
 
 constexpr int PERSISTING_L2 = 6;  // cudaLimitPersistingL2CacheSize
+constexpr int NO_TIMING = 2;      // cudaEventDisableTiming
 
 struct Runtime {
   int (*set_device)(int) = nullptr;
@@ -18,6 +19,10 @@ struct Runtime {
   int (*reset_persisting)() = nullptr;
   int (*forget_error)() = nullptr;
   const char* (*words)(int) = nullptr;
+  int (*make_event)(void**, unsigned) = nullptr;
+  int (*record)(void*, void*) = nullptr;
+  int (*wait_for)(void*, void*, unsigned) = nullptr;
+  void* event = nullptr;
   size_t persisting_at_first = 0;
 
   explicit Runtime(const std::string& library) {
@@ -34,7 +39,16 @@ struct Runtime {
     find(reset_persisting, "cudaCtxResetPersistingL2Cache");
     find(forget_error, "cudaGetLastError");
     find(words, "cudaGetErrorString");
+    find(make_event, "cudaEventCreateWithFlags");
+    find(record, "cudaEventRecord");
+    find(wait_for, "cudaStreamWaitEvent");
+    check(make_event(&event, NO_TIMING), "no event");
     persisting_at_first = persisting();
+  }
+
+  // What is asked of `second` from now on comes after what was asked of `first`: so it joins its capture.
+  void follow(void* first, void* second) const {
+    check(record(event, first), "an event"), check(wait_for(second, event, 0), "an event");
   }
 
   // Bytes of the L2 that are set aside for data that a program names.

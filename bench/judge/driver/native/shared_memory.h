@@ -34,6 +34,7 @@ class VirtualMemory {
     find(map_, "cuMemMap");
     find(unmap_, "cuMemUnmap");
     find(allow_, "cuMemSetAccess");
+    find(wait_, "cuCtxSynchronize");
     find(exchange_mode_, "cuThreadExchangeStreamCaptureMode");
     properties_.location.device = device;
   }
@@ -66,15 +67,18 @@ class VirtualMemory {
   }
   uint8_t* mapped(Handle handle, size_t size) const {
     uint64_t base = 0;
-    check(reserve_(&base, size, 0, 0, 0), "reserving addresses");
-    check(map_(base, size, 0, handle, 0), "mapping it");
     Access access{properties_.location, READ_AND_WRITE};
-    check(allow_(base, size, &access, 1), "allowing access");
+    check(reserve_(&base, size, 0, 0, 0), "reserving addresses");
+    int unmapped = map_(base, size, 0, handle, 0), forbidden = unmapped ? 0 : allow_(base, size, &access, 1);
+    if (unmapped || forbidden) unmap_(base, size), forget_(base, size);
+    check(unmapped, "mapping it"), check(forbidden, "allowing access");
     return reinterpret_cast<uint8_t*>(base);
   }
-  void unmap(uint8_t* base, size_t size, Handle handle) const {
-    unmap_(uint64_t(base), size), forget_(uint64_t(base), size), release_(handle);
-  }
+  void unmap(uint8_t* base, size_t size) const { unmap_(uint64_t(base), size), forget_(uint64_t(base), size); }
+  void release(Handle handle) const { release_(handle); }
+
+  // Until all is done that this process asked for: to unmap and to release memory does not wait, as cudaFree does.
+  void wait() const { wait_(); }
 
  private:
   static constexpr int PINNED = 1, DESCRIPTOR = 1, ON_DEVICE = 1, READ_AND_WRITE = 3;
@@ -97,24 +101,33 @@ class VirtualMemory {
   int (*map_)(uint64_t, size_t, size_t, Handle, unsigned long long) = nullptr;
   int (*unmap_)(uint64_t, size_t) = nullptr;
   int (*allow_)(uint64_t, size_t, const void*, size_t) = nullptr;
+  int (*wait_)() = nullptr;
   int (*exchange_mode_)(int*) = nullptr;
 };
 
-// The judge's memory, which it sent the descriptor of.
-class Imported {
+// Memory that is mapped here, for as long as it lives: of `handle`, which is its own.
+class Mapping {
  public:
-  Imported(const VirtualMemory& memory, int descriptor, size_t size)
-      : memory_(memory), size_(memory.whole(size)), handle_(memory.imported(descriptor)), base(memory.mapped(handle_, size_)) {}
-  Imported(const Imported&) = delete;
-  ~Imported() { memory_.unmap(base, size_, handle_); }
+  Mapping(const VirtualMemory& memory, VirtualMemory::Handle handle, size_t size)
+      : size(size), base(mapped(memory, handle, size)), memory_(memory), handle_(handle) {}
+  Mapping(const Mapping&) = delete;
+  ~Mapping() { memory_.wait(), memory_.unmap(base, size), memory_.release(handle_); }
+
+  int exported() const { return memory_.exported(handle_); }
+
+  const size_t size;
+  uint8_t* const base;
 
  private:
-  const VirtualMemory& memory_;
-  size_t size_;
-  VirtualMemory::Handle handle_;
+  static uint8_t* mapped(const VirtualMemory& memory, VirtualMemory::Handle handle, size_t size) try {
+    return memory.mapped(handle, size);
+  } catch (...) {
+    memory.release(handle);
+    throw;
+  }
 
- public:
-  uint8_t* const base;
+  const VirtualMemory& memory_;
+  const VirtualMemory::Handle handle_;
 };
 
 // While it lives, what this thread asks for is no part of what is captured, and does not end that.
@@ -144,7 +157,7 @@ class Pieces {
       for (auto& [offset, room] : piece.free)
         if (room >= size) return part(base, piece, offset, size);
     size_t all = 0;
-    for (auto& [base, piece] : pieces_) all += piece.size;
+    for (auto& [base, piece] : pieces_) all += piece.memory->size;
     auto* base = made(size, std::max(all / SHARE, LEAST));
     return part(base, pieces_[base], 0, size);
   }
@@ -153,6 +166,7 @@ class Pieces {
     std::lock_guard<std::mutex> one(mutex_);
     auto found = piece_of(place);
     if (found == pieces_.end()) return;
+    memory->wait();  // torch takes it for cudaFree
     auto& [base, piece] = *found;
     size_t begin = static_cast<uint8_t*>(place) - base;
     auto after = piece.free.emplace(begin, memory->whole(size)).first;
@@ -161,9 +175,8 @@ class Pieces {
     if (after != piece.free.begin())
       if (auto before = std::prev(after); before->first + before->second == begin)
         before->second += after->second, piece.free.erase(after);
-    if (piece.free.begin()->second < piece.size) return;
+    if (piece.free.begin()->second < piece.memory->size) return;
     tell(base, 0, -1);
-    memory->unmap(base, piece.size, piece.handle);
     pieces_.erase(found);
   }
 
@@ -174,7 +187,7 @@ class Pieces {
 
  private:
   static constexpr size_t SHARE = 4, LEAST = 64 << 20;
-  struct Piece { size_t size; VirtualMemory::Handle handle; std::map<size_t, size_t> free; };  // bytes, by their offset
+  struct Piece { std::unique_ptr<Mapping> memory; std::map<size_t, size_t> free; };  // bytes, by their offset
   using Known = std::map<uint8_t*, Piece>;
 
   static void* part(uint8_t* base, Piece& piece, size_t offset, size_t size) {
@@ -186,23 +199,21 @@ class Pieces {
 
   // A new piece of as many bytes as are wanted, or, where there are not so many, of those that are needed.
   uint8_t* made(size_t needed, size_t wanted) {
+    auto make = [&](size_t size) { return std::make_unique<Mapping>(*memory, memory->created(size), size); };
     size_t size = std::max(needed, memory->whole(wanted));
-    VirtualMemory::Handle handle;
+    std::unique_ptr<Mapping> mapping;
     Relaxed still(*memory);
     try {
-      handle = memory->created(size);
+      mapping = make(size);
     } catch (const std::exception&) {
-      handle = memory->created(size = needed);
+      mapping = make(size = needed);
     }
-    auto* base = memory->mapped(handle, size);
-    int descriptor = memory->exported(handle);
-    bool told = tell(base, size, descriptor);
+    int descriptor = mapping->exported();
+    bool told = tell(mapping->base, size, descriptor);
     system_call(SYS_close, descriptor);
-    if (!told) {
-      memory->unmap(base, size, handle);
-      throw std::runtime_error("the judge cannot be told of memory");
-    }
-    pieces_[base] = {size, handle, {{0, size}}};
+    if (!told) throw std::runtime_error("the judge cannot be told of memory");
+    auto* base = mapping->base;
+    pieces_[base] = {std::move(mapping), {{0, size}}};
     return base;
   }
 
@@ -210,7 +221,7 @@ class Pieces {
     auto after = pieces_.upper_bound(static_cast<uint8_t*>(const_cast<void*>(place)));
     if (after == pieces_.begin()) return pieces_.end();
     --after;
-    return place < after->first + after->second.size ? after : pieces_.end();
+    return place < after->first + after->second.memory->size ? after : pieces_.end();
   }
 
   // Of 0 bytes, that it is gone. The layout is kcap.bench.judge.driver.protocol's PIECE.
@@ -223,6 +234,6 @@ class Pieces {
   std::mutex mutex_;
 };
 
-inline Pieces pieces;
+inline Pieces& pieces = *new Pieces;  // CUDA is gone when a process ends
 
 }  // namespace kcap
