@@ -10,7 +10,8 @@ between the sixteen parts of a long row, so that no part tells of the others. `n
 pool in random order; with the scale none of them recurs. How far all that goes is a `Spread`. Inputs of a product have
 no offset: a product of two means would exceed, and hide, all else. What a family's rule makes stays within the rule: it
 is made for each invocation, or, where that takes long, in a number of variants for each seed. Integers of which nothing
-is known are drawn for each invocation. What a Workload gives stays as it is.
+is known are drawn for each invocation, from a range that differs by row: words where the reference takes them apart by
+shifts, to 1000 where it has no floats, else to 7. What a Workload gives stays as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import ctypes
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ import numpy as np
 import torch
 
 from kcap.replay.datasets import device_draws
-from kcap.replay.datasets.device_draws import RowShape
+from kcap.replay.datasets.device_draws import IntegerRange, RowShape, as_integers
 from kcap.replay.datasets.inputs import WorkloadInputs, draft_inputs, draw_tensor, make_inputs, read_given
 from kcap.replay.rebuild.rebuild import SMALL_INTEGERS
 from kcap.schemas.files.python_source import parse
@@ -52,21 +53,46 @@ class Spread:
     """`octaves`: a row's scale and an invocation's are each between 2 to the power of minus and plus that.
 
     `offset`: the largest of a row, in units of its scale. `outlier`: the largest, in units of the row's norm.
+    `integers`: the least and the greatest of those of which nothing is known.
     """
 
     octaves: float
     offset: float = 0.0
     outlier: float = 0.0
+    integers: IntegerRange = SMALL_INTEGERS
 
 
 WIDE = Spread(1.0, 1.0, 0.7)
 OF_PRODUCTS = Spread(0.5, 0.0, 0.5)
 NARROW = Spread(0.125)  # so that no number of the pool recurs
+WORDS, COUNTS = (-(1 << 31), (1 << 31) - 1), (1, 1000)  # integers that are taken apart, and that are no indices
 
 
 def spreads_for(definition: Definition) -> tuple[Spread, ...]:
-    """The spreads to try, widest first: the last suits every reference that is defined on standard normal numbers."""
-    return (OF_PRODUCTS, NARROW) if contracts(definition.reference) else (WIDE, OF_PRODUCTS, NARROW)
+    """The spreads to try, widest first: the last suits every reference that is defined on standard normal numbers, and
+    on small integers.
+    """
+    spreads = (OF_PRODUCTS, NARROW) if contracts(definition.reference) else (WIDE, OF_PRODUCTS, NARROW)
+    if unpacks(definition):
+        return (*(replace(spread, integers=WORDS) for spread in spreads), NARROW)
+    if not any("float" in tensor.dtype for tensor in (*definition.inputs.values(), *definition.outputs.values())):
+        return replace(NARROW, integers=COUNTS), NARROW
+    return spreads
+
+
+def unpacks(definition: Definition) -> bool:
+    """Whether the reference shifts integers to the right, as packed numbers are, and not by what is an input."""
+    shifted = False
+    for node in ast.walk(parse(definition.reference)):
+        match node:
+            case ast.BinOp(op=ast.RShift(), right=by) | ast.AugAssign(op=ast.RShift(), value=by):
+                names = {each.id for each in ast.walk(by) if isinstance(each, ast.Name)}
+                if names & definition.inputs.keys():
+                    return False
+                shifted = True
+            case ast.Attribute(attr="bitwise_right_shift"):
+                shifted = True
+    return shifted
 
 
 CONTRACTIONS = frozenset(
@@ -104,7 +130,9 @@ class InvocationDraws:
     ) -> None:
         self.definition, self.workload = definition, workload
         self.spread = spreads_for(definition)[0] if spread is None else spread
-        self.example: WorkloadInputs = make_inputs(definition, workload, dataset, "cpu", secret, limit)
+        self.example: WorkloadInputs = make_inputs(
+            definition, workload, dataset, "cpu", secret, limit, self.spread.integers
+        )
         self._secret = secret
         self._given = read_given(definition, workload, dataset)
         self._pools: dict[tuple[str, torch.device], torch.Tensor] = {}
@@ -149,10 +177,19 @@ class InvocationDraws:
                 self._fill_bytes(place, dtype, _stream(seed ^ self._secret, index), first)
             elif place.is_cuda:
                 stream = _stream(seed ^ self._secret, index)
-                device_draws.fill_integers(place.view(len(place), -1), *_bounds(dtype), stream, first)
+                device_draws.fill_integers(place.view(len(place), -1), self._range(dtype), stream, first, _width(place))
             else:
                 for offset in range(len(place)):
-                    _fill_integers(place[offset], dtype, [seed, self._secret, first + offset, index])
+                    key = [seed, self._secret, first + offset, index]
+                    _fill_integers(place[offset], self._range(dtype), key, _width(place))
+
+    def _range(self, dtype: str) -> IntegerRange:
+        """Of integers of which nothing is known."""
+        if dtype == "bool":
+            return device_draws.OF_BOOL
+        limits = np.iinfo(dtype)
+        low, high = (limits.min, limits.max) if dtype == "int8" else self.spread.integers
+        return max(low, int(limits.min)), min(high, int(limits.max))
 
     def _given_for(self, index: int, device: torch.device) -> torch.Tensor:
         value: torch.Tensor = self.example.inputs[index]
@@ -169,7 +206,7 @@ class InvocationDraws:
             return
         chosen = place.new_empty((len(place), 1), dtype=torch.int64)
         count = self._variant_count or MOST_VARIANTS  # more would take longer than what they are made for
-        device_draws.fill_integers(chosen, 0, count - 1, _stream(seed ^ self._secret, -1), first)
+        device_draws.fill_integers(chosen, (0, count - 1), _stream(seed ^ self._secret, -1), first)
         place.copy_(self._variants_on_device(seed, name, count, place.device)[chosen.view(-1)])
 
     def _variants_on_device(self, seed: int, name: str, count: int, device: torch.device) -> torch.Tensor:
@@ -180,8 +217,7 @@ class InvocationDraws:
         return self._stacked[name]
 
     def _fill_floats(self, place: torch.Tensor, dtype: str, stream: int, first: int) -> None:
-        size = place[0].numel()
-        width = place.shape[-1] if place.dim() > 1 and place.shape[-1] >= SHORTEST_ROW else size
+        size, width = place[0].numel(), _width(place)
         parts = PARTS if width >= LEAST_PARTED and width % PARTS == 0 else 1
         pool, spread = self._pool(dtype, place.device), self.spread
         widest = spread.octaves, spread.offset, spread.outlier
@@ -264,15 +300,22 @@ def _library() -> ctypes.CDLL:
     return ctypes.CDLL(str(native_build.build([Path(__file__).with_name("float_draws.cpp")])))
 
 
-def _bounds(dtype: str) -> tuple[int, int]:
-    """The least and the greatest integer that is drawn."""
-    return {"bool": (0, 1), "int8": (-128, 127)}.get(dtype, SMALL_INTEGERS)
+def _width(place: torch.Tensor) -> int:
+    """Elements of a row of [invocations, *shape]."""
+    size, last = place[0].numel(), int(place.shape[-1])
+    return last if place.dim() > 1 and last >= SHORTEST_ROW else size
 
 
-def _fill_integers(place: torch.Tensor, dtype: str, key: list[int]) -> None:
-    low, high = _bounds(dtype)
+def _fill_integers(place: torch.Tensor, span: IntegerRange, key: list[int], width: int) -> None:
+    """As `device_draws.fill_integers` does, of other words."""
     generator = np.random.Generator(np.random.PCG64([number & (1 << 64) - 1 for number in key]))
-    place.copy_(torch.from_numpy(generator.integers(low, high + 1, tuple(place.shape), dtype=np.dtype(dtype))))
+    low, high = span
+    moves = generator.integers(0, (high - low + 1) // 4 + 1, (2, place.numel() // width, 1), dtype=np.uint64)
+    word, wide = (np.uint16, np.uint32) if high - low < 1 << 16 else (np.uint32, np.uint64)
+    words = generator.integers(0, np.iinfo(word).max, (place.numel() // width, width), word, endpoint=True)
+    counts = (np.uint64(high - low + 1) - moves[0] - moves[1]).astype(wide)
+    drawn = (words * counts >> wide(8 * np.dtype(word).itemsize)).astype(np.int64) + (low + moves[0].astype(np.int64))
+    place.copy_(as_integers(torch.from_numpy(drawn), place.dtype).view(place.shape))
 
 
 def _stream(seed: int, index: int) -> int:

@@ -117,6 +117,37 @@ def test_integers_of_which_nothing_is_known_are_drawn_each_time():
     assert min(int(ids.min()) for ids in drawn) == 1 and max(int(ids.max()) for ids in drawn) == 7
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int32"])
+def test_the_mean_of_integers_differs_by_row(dtype):
+    """Else it is a constant in the last place of bfloat16."""
+    x = draws_of(of_dtype(dtype, 16384), M=64).draw(3, 0)[0].double()
+    assert x.mean(-1).std() > 0.05 * x.std()
+
+
+@pytest.mark.parametrize(
+    "body, low, high",
+    [
+        ("x + 1", 1, 1000),
+        ("x.float()", 1, 7),
+        ("(x >> 4 & 15).float()", -(1 << 31), (1 << 31) - 1),
+        ("1 >> x", 1, 1000),
+    ],
+)
+def test_integers_are_as_wide_as_the_reference_takes_them(body, low, high):
+    """Of packed numbers every bit counts; what may be divided by a block's size is longer than a block."""
+    output = tensor("float32" if "float" in body else "int32", "M", "D")
+    reference = f"import torch\n\n\ndef run(x):\n    return {body}\n"
+    of = definition(
+        {"x": tensor("int32", "M", "D")}, {"M": None, "D": 4096}, reference=reference, outputs={"y": output}
+    )
+    wide = draws_of(of, M=64)
+    x = wide.draw(3, 0)[0].double()
+    assert low <= x.min() < low + (high - low) / 50 + 1 and high >= x.max() > high - (high - low) / 50 - 1
+    assert wide.example.notes == [f"drawn from {low} to {high}, for no rule knows it: x"]
+    narrow = draws_of(of, spread=spreads_for(of)[-1], M=64).draw(3, 0)[0]
+    assert (int(narrow.min()), int(narrow.max())) == (1, 7)
+
+
 @pytest.mark.parametrize("cheap", [1.0, 0.0])
 def test_what_a_rule_makes_is_made_afresh_and_stays_valid(monkeypatch, cheap):
     monkeypatch.setattr(invocations, "CHEAP_RULE_S", cheap)
