@@ -45,7 +45,7 @@ SHORTEST_WITH_OUTLIER = 32
 PARTS, LEAST_PARTED = 16, 512  # parts of a row that differ, and the elements of the shortest row that has them
 CHEAP_RULE_S = 1e-4  # a rule that takes no longer is followed for each invocation
 VARIANTS_S = 0.25  # of a seed, for rules that take longer
-FEWEST_VARIANTS, MOST_VARIANTS = 4, 32
+FEWEST_VARIANTS, MOST_VARIANTS, MOST_OF_RULES_ALONE = 4, 32, 256
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,11 @@ class InvocationDraws:
         """Whether one invocation's inputs differ from the next's."""
         return any(origin != "given" for origin in self.example.origins.values())
 
+    @property
+    def distinct(self) -> int | None:
+        """Of how many invocations of a seed, one after another, all inputs are not another's; None: of all."""
+        return self._variant_count or None if self.varied and self._by_rules_alone else None
+
     def draw(self, seed: int, number: int, device: torch.device | str = "cpu") -> list[Any]:
         """The inputs of invocation `number` of `seed`, in the Definition's order."""
         places = [
@@ -205,7 +210,7 @@ class InvocationDraws:
                 place[offset].copy_(self._variant(seed, first + offset)[name])
             return
         chosen = place.new_empty((len(place), 1), dtype=torch.int64)
-        count = self._variant_count or MOST_VARIANTS  # more would take longer than what they are made for
+        count = min(self._variant_count or MOST_VARIANTS, MOST_VARIANTS)  # more would take longer than what they serve
         device_draws.fill_integers(chosen, (0, count - 1), _stream(seed ^ self._secret, -1), first)
         place.copy_(self._variants_on_device(seed, name, count, place.device)[chosen.view(-1)])
 
@@ -264,7 +269,7 @@ class InvocationDraws:
         count = self._variant_count
         if not count:
             self._variants.clear()
-        return self._variant_of(seed, _stream(seed ^ self._secret ^ number, -1) % count if count else number)
+        return self._variant_of(seed, number % count if count else number)
 
     def _variant_of(self, seed: int, key: int) -> dict[str, torch.Tensor]:
         if self._seed != seed:
@@ -282,7 +287,13 @@ class InvocationDraws:
         began = time.perf_counter()
         self._made_by_rules(self._secret + 1)
         took = time.perf_counter() - began
-        return 0 if took <= CHEAP_RULE_S else max(min(int(VARIANTS_S / took), MOST_VARIANTS), FEWEST_VARIANTS)
+        most = MOST_OF_RULES_ALONE if self._by_rules_alone else MOST_VARIANTS
+        return 0 if took <= CHEAP_RULE_S else max(min(int(VARIANTS_S / took), most), FEWEST_VARIANTS)
+
+    @cached_property
+    def _by_rules_alone(self) -> bool:
+        example = self.example
+        return all(origin != "drawn" and name not in example.free_integers for name, origin in example.origins.items())
 
     def _made_by_rules(self, seed: int) -> dict[str, torch.Tensor]:
         """The example's, where these have other sizes: a cache that is trimmed to the pages in use."""
