@@ -138,10 +138,10 @@ class Trial:
         if any(not each.error <= SAME for each in off):
             (truth,) = self.truth.truths(seed, [number])
             off = truth.differences(outputs)
-        stale = self.seen.stale(outputs, truth.outputs)
+        of_truth = [fingerprint([output]) for output in truth.outputs]
+        stale = self.seen.add(fingerprint(outputs), b"".join(of_truth))
         empty = is_unwritten(outputs) and not is_unwritten(truth.outputs)
-        self.seen.add(outputs, truth.outputs)
-        self.truths.append([fingerprint([output]) for output in truth.outputs])
+        self.truths.append(of_truth)
         self.differences += off
         self.wrong = self.wrong or self._wrong_elements(outputs, truth, off)
         return self._reason(outputs, truth, off), UNWRITTEN if empty else STALE if stale else None

@@ -62,12 +62,11 @@ class SeenOutputs:
 
     right: dict[bytes, set[bytes]] = field(default_factory=dict)  # by output, the truths that it came with
 
-    def add(self, outputs: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> None:
-        self.right.setdefault(fingerprint(outputs), set()).add(fingerprint(truth))
-
-    def stale(self, outputs: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> bool:
-        """Whether the same bits were returned before, for inputs that have another truth."""
-        return bool(self.right.get(fingerprint(outputs), set()) - {fingerprint(truth)})
+    def add(self, outputs: bytes, truth: bytes) -> bool:
+        """Note them; whether the same outputs were returned before, for inputs that have another truth."""
+        truths = self.right.setdefault(outputs, set())
+        truths.add(truth)
+        return len(truths) > 1
 
     @property
     def constant(self) -> bool:
@@ -79,7 +78,7 @@ def fingerprint(tensors: Sequence[torch.Tensor]) -> bytes:
     digest = hashlib.sha256()
     for tensor in tensors:
         raw = raw_bytes(tensor)
-        digest.update((_summed(raw) if raw.is_cuda else raw).numpy().tobytes())
+        digest.update((_summed(raw) if raw.is_cuda else raw).numpy())
     return digest.digest()
 
 
