@@ -28,7 +28,7 @@ from kcap.bench.judge.timing import WAY_SHARE
 from kcap.bench.judge.trial import Trial
 from kcap.bench.judge.verdict import Floors, Rejected
 from kcap.errors import KcapError
-from kcap.replay.datasets.invocations import Spread
+from kcap.replay.datasets.spreads import Spread
 from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.derive.constraints import BrokenConstraint
 from kcap.schemas.flashinfer.dataset import Dataset

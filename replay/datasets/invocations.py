@@ -16,12 +16,10 @@ shifts, to 1000 where it has no floats, else to 7. What a Workload gives stays a
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -32,8 +30,8 @@ import torch
 from kcap.replay.datasets import device_draws
 from kcap.replay.datasets.device_draws import IntegerRange, RowShape, as_integers
 from kcap.replay.datasets.inputs import WorkloadInputs, draft_inputs, draw_tensor, make_inputs, read_given
+from kcap.replay.datasets.spreads import Spread, spreads_for
 from kcap.replay.rebuild.rebuild import SMALL_INTEGERS
-from kcap.schemas.files.python_source import parse
 from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.flashinfer.definition import Definition, Workload
 from kcap.system import native_build
@@ -46,70 +44,6 @@ PARTS, LEAST_PARTED = 16, 512  # parts of a row that differ, and the elements of
 CHEAP_RULE_S = 1e-4  # a rule that takes no longer is followed for each invocation
 VARIANTS_S = 0.25  # of a seed, for rules that take longer
 FEWEST_VARIANTS, MOST_VARIANTS, MOST_OF_RULES_ALONE = 4, 32, 256
-
-
-@dataclass(frozen=True)
-class Spread:
-    """`octaves`: a row's scale and an invocation's are each between 2 to the power of minus and plus that.
-
-    `offset`: the largest of a row, in units of its scale. `outlier`: the largest, in units of the row's norm.
-    `integers`: the least and the greatest of those of which nothing is known.
-    """
-
-    octaves: float
-    offset: float = 0.0
-    outlier: float = 0.0
-    integers: IntegerRange = SMALL_INTEGERS
-
-
-WIDE = Spread(1.0, 1.0, 0.7)
-OF_PRODUCTS = Spread(0.5, 0.0, 0.5)
-NARROW = Spread(0.125)  # so that no number of the pool recurs
-WORDS, COUNTS = (-(1 << 31), (1 << 31) - 1), (1, 1000)  # integers that are taken apart, and that are no indices
-
-
-def spreads_for(definition: Definition) -> tuple[Spread, ...]:
-    """The spreads to try, widest first: the last suits every reference that is defined on standard normal numbers, and
-    on small integers.
-    """
-    spreads = (OF_PRODUCTS, NARROW) if contracts(definition.reference) else (WIDE, OF_PRODUCTS, NARROW)
-    if unpacks(definition):
-        return (*(replace(spread, integers=WORDS) for spread in spreads), NARROW)
-    if not any("float" in tensor.dtype for tensor in (*definition.inputs.values(), *definition.outputs.values())):
-        return replace(NARROW, integers=COUNTS), NARROW
-    return spreads
-
-
-def unpacks(definition: Definition) -> bool:
-    """Whether the reference shifts integers to the right, as packed numbers are, and not by what is an input."""
-    shifted = False
-    for node in ast.walk(parse(definition.reference)):
-        match node:
-            case ast.BinOp(op=ast.RShift(), right=by) | ast.AugAssign(op=ast.RShift(), value=by):
-                names = {each.id for each in ast.walk(by) if isinstance(each, ast.Name)}
-                if names & definition.inputs.keys():
-                    return False
-                shifted = True
-            case ast.Attribute(attr="bitwise_right_shift"):
-                shifted = True
-    return shifted
-
-
-CONTRACTIONS = frozenset(
-    "matmul mm bmm mv dot vdot inner addmm addmv addbmm baddbmm einsum tensordot linear bilinear conv1d conv2d conv3d "
-    "conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention".split()
-)
-
-
-def contracts(reference: str) -> bool:
-    """Whether the source of a reference names a product that sums over an axis of its inputs."""
-    for node in ast.walk(parse(reference)):
-        match node:
-            case ast.BinOp(op=ast.MatMult()) | ast.AugAssign(op=ast.MatMult()):
-                return True
-            case ast.Attribute(attr=name) | ast.Name(id=name) if name in CONTRACTIONS:
-                return True
-    return False
 
 
 class InvocationDraws:
@@ -182,18 +116,20 @@ class InvocationDraws:
                 self._fill_bytes(place, dtype, _stream(seed ^ self._secret, index), first)
             elif place.is_cuda:
                 stream = _stream(seed ^ self._secret, index)
-                device_draws.fill_integers(place.view(len(place), -1), self._range(dtype), stream, first, _width(place))
+                span = self._range(name, dtype)
+                device_draws.fill_integers(place.view(len(place), -1), span, stream, first, _width(place))
             else:
                 for offset in range(len(place)):
                     key = [seed, self._secret, first + offset, index]
-                    _fill_integers(place[offset], self._range(dtype), key, _width(place))
+                    _fill_integers(place[offset], self._range(name, dtype), key, _width(place))
 
-    def _range(self, dtype: str) -> IntegerRange:
+    def _range(self, name: str, dtype: str) -> IntegerRange:
         """Of integers of which nothing is known."""
         if dtype == "bool":
             return device_draws.OF_BOOL
         limits = np.iinfo(dtype)
-        low, high = (limits.min, limits.max) if dtype == "int8" else self.spread.integers
+        of_input = self.spread.integers.get(name, SMALL_INTEGERS)
+        low, high = (limits.min, limits.max) if dtype == "int8" else of_input
         return max(low, int(limits.min)), min(high, int(limits.max))
 
     def _given_for(self, index: int, device: torch.device) -> torch.Tensor:

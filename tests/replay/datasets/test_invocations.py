@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcap.replay.datasets import invocations
-from kcap.replay.datasets.invocations import NARROW, OF_PRODUCTS, WIDE, InvocationDraws, contracts, spreads_for
+from kcap.replay.datasets.invocations import InvocationDraws
+from kcap.replay.datasets.spreads import NARROW, OF_PRODUCTS, WIDE, contracts, spreads_for
 from kcap.schemas.flashinfer.definition import DefinitionTensor
 
 FLOATS = ["float32", "float16", "bfloat16"]
@@ -130,7 +132,7 @@ def test_the_mean_of_integers_differs_by_row(dtype):
         ("x + 1", 1, 1000),
         ("x.float()", 1, 7),
         ("(x >> 4 & 15).float()", -(1 << 31), (1 << 31) - 1),
-        ("1 >> x", 1, 1000),
+        ("1 >> x", 1, 7),
     ],
 )
 def test_integers_are_as_wide_as_the_reference_takes_them(body, low, high):
@@ -146,6 +148,29 @@ def test_integers_are_as_wide_as_the_reference_takes_them(body, low, high):
     assert wide.example.notes == [f"drawn from {low} to {high}, for no rule knows it: x"]
     narrow = draws_of(of, spread=spreads_for(of)[-1], M=64).draw(3, 0)[0]
     assert (int(narrow.min()), int(narrow.max())) == (1, 7)
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ("x[g] * (q >> s)", {"q"}),
+        ("(x * q) >> 4 & g", {"x", "q"}),
+        ("x[g] + (torch.stack([q]).max() >> 4)", {"q"}),
+        ("(lambda y: y >> 4)(q)", {"x", "q", "g", "s"}),
+        ("q << 4", set()),
+        ("torch.bitwise_right_shift(q, s)", {"q"}),
+        ("q.bitwise_right_shift(4)", {"q"}),
+        ("q << s >> s", {"q"}),
+    ],
+)
+def test_packed_words_are_the_inputs_that_are_shifted(body, words):
+    """An index beside them stays one, and so does a number of bits."""
+    inputs = {name: tensor("int32", "M") for name in "qgs"}
+    reference = f"import torch\n\n\ndef run(x, q, g, s):\n    return {body}\n"
+    of = definition({"x": tensor("float32", "M"), **inputs}, {"M": None}, reference=reference)
+    spreads = spreads_for(of)
+    assert set(spreads[0].integers) == words and not spreads[-1].integers
+    assert [replace(spread, integers={}) for spread in spreads[:3]] == [WIDE, OF_PRODUCTS, NARROW]
 
 
 @pytest.mark.parametrize("cheap", [1.0, 0.0])
