@@ -19,7 +19,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,13 @@ class InvocationDraws:
     def distinct(self) -> int | None:
         """Of how many invocations of a seed, one after another, all inputs are not another's; None: of all."""
         return self._variant_count or None if self.varied and self._by_rules_alone else None
+
+    def examples(self, count: int = 5) -> Iterator[dict[str, Any]]:
+        """Inputs by name, of `count` invocations where rules make some: these are new, the others the example's."""
+        by_name = dict(zip(self.definition.inputs, self.example.inputs, strict=True))
+        yield by_name
+        for number in range(1, count if "ruled" in self.example.origins.values() else 1):
+            yield by_name | self._made_by_rules(self._secret + number)
 
     def draw(self, seed: int, number: int, device: torch.device | str = "cpu") -> list[Any]:
         """The inputs of invocation `number` of `seed`, in the Definition's order."""

@@ -205,6 +205,13 @@ def test_who_remembers_what_a_rule_made_is_told_how_many_are_of_their_own(monkey
     assert draws_of(of, B=64).distinct is None
 
 
+def test_examples_differ_in_what_rules_make_alone():
+    every = list(draws_of(PAGED, T=64, L=9, N=40, num_pages=64).examples(4))
+    assert len({tuple(inputs["indptr"].tolist()) for inputs in every}) == 4
+    assert len({inputs["q"].data_ptr() for inputs in every}) == 1
+    assert len(list(draws_of(ROWS, M=2).examples(4))) == 1
+
+
 def test_scalars_and_given_inputs_stay():
     eps = DefinitionTensor(shape=None, dtype="float32")
     of = definition({"x": tensor("float32", "N"), "eps": eps}, {"N": 4})
