@@ -113,9 +113,10 @@ class Candidate(Process):
 
     @property
     def most(self) -> int:
-        """Invocations of a run at most, on the CPU: all that it takes is there at once."""
+        """Invocations of a run at most, on the CPU: all that it takes is there at once, and no inputs recur."""
         assert self.workload is not None
-        return max(min(SETS_BYTES // max(self.workload.drawn.bytes, 1), MOST_SETS), 1)
+        drawn = self.workload.drawn
+        return max(min(SETS_BYTES // max(drawn.bytes, 1), drawn.draws.distinct or MOST_SETS, MOST_SETS), 1)
 
     def run(self, numbers: Sequence[int], seed: int | None = None, upcast: int = 0, chosen: int = 0) -> Ran:
         """The invocations `numbers` of `seed`, or of a fresh one; NoGraph if they cannot be captured.

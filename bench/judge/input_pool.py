@@ -21,7 +21,8 @@ from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.gpu_memory import GpuMemory
 from kcap.bench.judge.driver.protocol import Content, Result
 from kcap.replay.datasets.inputs import WorkloadInputs, definition_dtype
-from kcap.replay.datasets.invocations import InvocationDraws, Spread
+from kcap.replay.datasets.invocations import InvocationDraws
+from kcap.replay.datasets.spreads import Spread
 from kcap.replay.rebuild.memory import raw_bytes
 from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.flashinfer.dataset import Dataset

@@ -28,7 +28,7 @@ from kcap.bench.judge.timing import WAY_SHARE
 from kcap.bench.judge.trial import Trial
 from kcap.bench.judge.verdict import Floors, Rejected
 from kcap.errors import KcapError
-from kcap.replay.datasets.invocations import Spread
+from kcap.replay.datasets.spreads import Spread
 from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.derive.constraints import BrokenConstraint
 from kcap.schemas.flashinfer.dataset import Dataset
@@ -121,8 +121,9 @@ class Judge:
         except AtFault:
             self._drop_references()
             raise
-        notes = [*truth.drawn.example.notes, *truth.precision.notes, *timing_caveats(verdict.get("time"))]
-        return {**verdict, "notes": [*notes, *self._uncaptured(definition)]}
+        notes = [*truth.drawn.example.notes, *truth.precision.notes, *verdict.get("notes", ())]
+        caveats = timing_caveats(verdict.get("time"))
+        return {**verdict, "notes": [*notes, *caveats, *self._uncaptured(definition)]}
 
     def _uncaptured(self, definition: Definition) -> Iterator[str]:
         """What is launched, and why."""
@@ -183,7 +184,8 @@ class Judge:
         trial = Trial(running.candidate, truth, self.seconds, reference_count=self.batches.get(key, FEW))
         verdict = self._verdict(trial, running)
         self.batches[key] = trial.reference_count
-        return {**verdict, "accuracy": trial.accuracy, "wrong": trial.wrong, "confined": trial.candidate.confined}
+        more = {"accuracy": trial.accuracy, "wrong": trial.wrong, "confined": trial.candidate.confined}
+        return {**verdict, **more, "notes": trial.notes}
 
     def _verdict(self, trial: Trial, running: RunningSolution) -> dict[str, Any]:
         candidate = trial.candidate

@@ -24,7 +24,7 @@ from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.input_pool import InputPool
 from kcap.bench.judge.process import POISON, ProcessEnded, TooSlow
 from kcap.replay.datasets.inputs import definition_dtype
-from kcap.replay.datasets.invocations import Spread, spreads_for
+from kcap.replay.datasets.spreads import Spread, spreads_for
 from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.results.outcome import Status
 

@@ -94,9 +94,9 @@ class Batches:
 
     @property
     def long_enough(self) -> bool:
-        """Whether they lasted half as long as they should, as far as memory goes."""
+        """Whether they lasted two thirds of what they should, as far as memory goes."""
         lasted = median(self.samples_us) * self.count * 1e3
-        return self.count >= self.most or 2 * lasted >= wanted_ns(self.way_ns)
+        return self.count >= self.most or 1.5 * lasted >= wanted_ns(self.way_ns)
 
     @property
     def right_count(self) -> int:

@@ -24,7 +24,7 @@ from kcap.bench.judge.verdict import (
 from kcap.schemas.results.outcome import Accuracy, WrongElements
 
 MOST_RESIZED = 3  # times that batches are made longer, if others disturbed those that they were sized by
-MOST_COMPARED = 500  # invocations, where outputs are so few that a table of them would often be right
+MOST_COMPARED = 500  # invocations, where an output has so few values that a table of them would often be right
 NOT_FINITE = "has inf or nan where the reference has numbers"
 
 Outputs = list[torch.Tensor]
@@ -32,13 +32,15 @@ Outputs = list[torch.Tensor]
 
 @dataclass
 class Trial:
-    """`seen`, `truths` and `differences` grow with every invocation whose outputs are compared."""
+    """`seen`, `truths` and `differences` grow with every invocation whose outputs are compared. `truths`: of each
+    output, as fingerprints.
+    """
 
     candidate: Candidate
     truth: ReferenceOracle
     seconds: float
     seen: SeenOutputs = field(default_factory=SeenOutputs)
-    truths: list[bytes] = field(default_factory=list)
+    truths: list[list[bytes]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     wrong: list[WrongElements] = field(default_factory=list)  # of the first invocation that was wrong
     timed: int = 0
@@ -72,6 +74,16 @@ class Trial:
         words = describe_tolerances([result.dtype for result in self.truth.drawn.results])
         return worst_accuracy(self.differences, words, self.truth.precision.name, self.timed)
 
+    @property
+    def notes(self) -> list[str]:
+        """Outputs of which too little is known."""
+        count = len(self.truths)
+        return [
+            f"{result.name}: is the same in all of {count} invocations that were compared: a constant passes"
+            for result, of_one in zip(self.truth.drawn.results, zip(*self.truths, strict=True), strict=False)
+            if count > FEW and len({*of_one}) == 1 and self.truth.drawn.varied and result.bytes
+        ]
+
     def _before(self) -> None:
         """The first invocations, all of which are compared."""
         done = self.candidate.run(range(FEW), chosen=FEW)
@@ -96,10 +108,18 @@ class Trial:
 
     def _compare_more(self, count: int) -> None:
         """As many that a constant or a remembered answer fails, where there are few that are right."""
-        while len(self.truths) < min(comparisons_needed(self.truths) or 0, MOST_COMPARED):
-            done = self.candidate.run(range(count), chosen=MOST_COMPARED - len(self.truths))
+        while (lacking := min(self.comparisons_wanted, MOST_COMPARED) - len(self.truths)) > 0 and self._in_time():
+            done = self.candidate.run(range(count), chosen=lacking)
             check_report(done.report)
             self._compare_timed(Batch(done.seed, done.outputs))
+
+    @property
+    def comparisons_wanted(self) -> int:
+        """What the output of the fewest values needs: who leaves out that one is right in the others."""
+        return max((comparisons_needed(of_one) or 0 for of_one in zip(*self.truths, strict=True)), default=0)
+
+    def _in_time(self) -> bool:
+        return all(each.spent < each.limits.timeout / 2 for each in (self.candidate, self.truth.reference))
 
     def _compare(self, batch: Batch) -> list[tuple[str | None, str | None]]:
         """Of each chosen invocation: why its outputs are wrong, None where they are right; and how they show that it
@@ -118,10 +138,10 @@ class Trial:
         if any(not each.error <= SAME for each in off):
             (truth,) = self.truth.truths(seed, [number])
             off = truth.differences(outputs)
-        stale = self.seen.stale(outputs, truth.outputs)
+        of_truth = [fingerprint([output]) for output in truth.outputs]
+        stale = self.seen.add(fingerprint(outputs), b"".join(of_truth))
         empty = is_unwritten(outputs) and not is_unwritten(truth.outputs)
-        self.seen.add(outputs, truth.outputs)
-        self.truths.append(fingerprint(truth.outputs))
+        self.truths.append(of_truth)
         self.differences += off
         self.wrong = self.wrong or self._wrong_elements(outputs, truth, off)
         return self._reason(outputs, truth, off), UNWRITTEN if empty else STALE if stale else None

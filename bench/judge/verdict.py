@@ -62,12 +62,11 @@ class SeenOutputs:
 
     right: dict[bytes, set[bytes]] = field(default_factory=dict)  # by output, the truths that it came with
 
-    def add(self, outputs: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> None:
-        self.right.setdefault(fingerprint(outputs), set()).add(fingerprint(truth))
-
-    def stale(self, outputs: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> bool:
-        """Whether the same bits were returned before, for inputs that have another truth."""
-        return bool(self.right.get(fingerprint(outputs), set()) - {fingerprint(truth)})
+    def add(self, outputs: bytes, truth: bytes) -> bool:
+        """Note them; whether the same outputs were returned before, for inputs that have another truth."""
+        truths = self.right.setdefault(outputs, set())
+        truths.add(truth)
+        return len(truths) > 1
 
     @property
     def constant(self) -> bool:
@@ -79,7 +78,7 @@ def fingerprint(tensors: Sequence[torch.Tensor]) -> bytes:
     digest = hashlib.sha256()
     for tensor in tensors:
         raw = raw_bytes(tensor)
-        digest.update((_summed(raw) if raw.is_cuda else raw).numpy().tobytes())
+        digest.update((_summed(raw) if raw.is_cuda else raw).numpy())
     return digest.digest()
 
 
@@ -113,7 +112,10 @@ class Floors:
     sure: bool = field(default=False, repr=False)
 
     def check(self, drawn: InputPool, time: Clocked) -> float | None:
-        """Microseconds that no invocation on `drawn` can go below, None where not known; Rejected, if `time` does."""
+        """Microseconds that the invocations on `drawn` cannot go below, None where not known; Rejected, if `time` does.
+
+        How much there is to do may depend on what rules make: the floor is that of the least of some.
+        """
         floor = self._floor(drawn, time)
         if floor is not None and time.median_us < floor and not self.sure:
             self._ask(self.again)
@@ -125,12 +127,13 @@ class Floors:
         return floor
 
     def _floor(self, drawn: InputPool, time: Clocked) -> float | None:
-        cost = cost_of_workload(drawn.definition, dict(zip(drawn.definition.inputs, drawn.example.inputs, strict=True)))
-        if cost is not None and self.ceilings is None and not self.unknown:
+        costs = [cost_of_workload(drawn.definition, inputs) for inputs in drawn.draws.examples()]
+        if None not in costs and self.ceilings is None and not self.unknown:
             self._ask(self.find)
-        if cost is None or self.ceilings is None:
+        if self.ceilings is None:
             return None
-        return floor_us(cost, self.ceilings, time.cache or "warm")
+        floors = [floor_us(cost, self.ceilings, time.cache or "warm") for cost in costs if cost is not None]
+        return min(floors) if len(floors) == len(costs) else None
 
     def _ask(self, how: FindCeilings) -> None:
         ensure_free_descriptors(FILES_TO_MEASURE)  # else what is lacking now would be unknown for good

@@ -185,9 +185,12 @@ def suffixes() -> frozenset[str]:
 
 
 def form_of(solution_text: SolutionText) -> Form:
-    """The Form of a file whose suffix is among `suffixes`."""
-    import_plugins(__name__)
-    return next(form for suffix, form in FORMS if solution_text.file.endswith(suffix) and form.claims(solution_text))
+    """The Form of a file; FormatError where its suffix is not among `suffixes`."""
+    endings = sorted(suffixes())
+    for suffix, form in FORMS:
+        if solution_text.file.endswith(suffix) and form.claims(solution_text):
+            return form
+    raise FormatError(solution_text.file, f"no Solution: the name of one ends in {' or '.join(endings)}")
 
 
 def find_definition(solution_text: SolutionText, name: str) -> Definition:

@@ -1,4 +1,4 @@
-"""A plain Python file that defines `run` at its top level, and names its Definition in a comment.
+"""A plain Python file that has `run` at its top level, and names its Definition in a comment.
 
     # definition: rmsnorm_h4096
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 
-from kcap.bench.solutions import Form, SolutionText, find_definition, form, validated_solution
+from kcap.bench.solutions import Form, SolutionText, find_definition, form, may_bind, validated_solution
 from kcap.errors import FormatError
 from kcap.schemas.files.python_source import check_positional, function, parse
 from kcap.schemas.flashinfer.definition import Definition
@@ -33,14 +33,27 @@ class PythonFile(Form):
 
     def read(self, solution_text: SolutionText) -> Solution:
         try:
-            run = function(solution_text.text, "run")
+            run = _run_of(solution_text.text)
             name = self.definition(solution_text)
             if name is None:
                 raise FormatError(solution_text.file, UNNAMED)
-            writes = writes_outputs(run, find_definition(solution_text, name))
+            definition = find_definition(solution_text, name)
+            writes = run is not None and writes_outputs(run, definition)
         except ValueError as error:
             raise FormatError(solution_text.file, str(error)) from None
         return from_source(solution_text, name, solution_text.file, solution_text.text, destination_passing=writes)
+
+
+def _run_of(source: str) -> ast.FunctionDef | None:
+    """Its function `run`; None where something else has that name, which then returns its outputs. ValueError if
+    nothing has.
+    """
+    try:
+        return function(source, "run")
+    except ValueError:
+        if not may_bind(source, "run"):
+            raise
+        return None
 
 
 def _head(source: str) -> str:

@@ -67,7 +67,7 @@ def _answer(judge: WarmJudge, line: bytes, number: int, say: Say) -> None:
                 "verdict": judge_request(judge, request, on_workload).model_dump(mode="json"),
             }
         )
-    except KcapError as error:
+    except (KcapError, OSError, ValueError) as error:  # of a path that cannot be one, too
         say({"event": "error", "id": name, "error": str(error)})
 
 

@@ -16,8 +16,10 @@ LEAST_LAST = 4  # columns of the last one, however narrow the terminal
 
 def console() -> Console:
     """Standard output; as wide as the terminal or COLUMNS, and where neither is known wide enough for a long row."""
-    out = Console(highlight=False)
-    return out if out.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=PIPED_WIDTH)
+    out = Console(highlight=False, markup=False)
+    if not out.is_terminal and "COLUMNS" not in os.environ:
+        out.width = PIPED_WIDTH
+    return out
 
 
 def plain_table(numbers: Sequence[str], texts: Sequence[str]) -> Table:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 GOLDEN = 0x9E3779B97F4A7C15
 TILE = 1 << 25  # elements that are drawn at a time
+IntegerRange: TypeAlias = tuple[int, int]  # the least and the greatest
+OF_BOOL = (0, 255)  # what bools are made of
 
 
 @dataclass(frozen=True)
@@ -63,16 +66,31 @@ def fill_pieces(place: torch.Tensor, pool: torch.Tensor, stream: int, first: int
         part.copy_(pool[_below(words, len(pool))].flatten(1)[:, :size])
 
 
-def fill_integers(place: torch.Tensor, low: int, high: int, stream: int, first: int) -> None:
-    """Fill `place`, [invocations, elements], with integers from `low` to `high`."""
-    size = place.shape[1]
+def fill_integers(place: torch.Tensor, span: IntegerRange, stream: int, first: int, width: int | None = None) -> None:
+    """Fill `place`, [invocations, elements], with integers of `span`, or so many that `as_integers` makes bools.
+
+    `width`: elements of a row, each of which leaves out up to a quarter at either end; None: the whole span.
+    """
+    size, (low, high) = place.shape[1], span
     many = max(TILE // max(size, 1), 1)
     for begin in range(0, len(place), many):
         part = place[begin : begin + many]
+        starts, of_rows = (
+            _starts(one, first + begin, len(part), place.device) for one in (stream, _mixed_int(stream & _MASK))
+        )
         for at in range(0, size, TILE):
             columns = torch.arange(at, min(at + TILE, size), device=place.device)
-            words = _words(_starts(stream, first + begin, len(part), place.device), columns)
-            part[:, at : at + len(columns)] = _below(words, high - low + 1) + low
+            count, least = high - low + 1, low
+            if width is not None:
+                moves = _words(of_rows, columns // width)
+                least = low + _below(moves, count // 4 + 1)
+                count = count - (least - low) - _below(moves << 32, count // 4 + 1)
+            part[:, at : at + len(columns)] = as_integers(_below(_words(starts, columns), count) + least, place.dtype)
+
+
+def as_integers(drawn: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is stored as `dtype`: numbers as they are; of OF_BOOL, whether they are in its upper half."""
+    return drawn > OF_BOOL[1] // 2 if dtype == torch.bool else drawn
 
 
 def _fill_rows(
@@ -157,6 +175,6 @@ def _low(word: torch.Tensor) -> torch.Tensor:
     return (_shifted(word, 16) & 0xFFFFFF).float() * 2.0**-24
 
 
-def _below(word: torch.Tensor, limit: int) -> torch.Tensor:
-    """An integer of [0, limit)."""
-    return (_shifted(word, 32) * limit) >> 32
+def _below(word: torch.Tensor, limit: int | torch.Tensor) -> torch.Tensor:
+    """An integer of [0, limit), of the upper 32 bits."""
+    return _shifted(_shifted(word, 32) * limit, 32)

@@ -9,7 +9,7 @@ cast: here any byte is two such numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -42,7 +42,7 @@ class WorkloadInputs:
 
     `axes`: the sizes of the variable axes, a cache's trimmed to the pages in use. `notes`: how they differ from the
     Workload. `origins`: whether the Workload gives an input, a rule made it, or it is random. `free_integers`: those
-    of the "ruled" that no rule knows, each element drawn from SMALL_INTEGERS.
+    of the "ruled" that no rule knows, each element drawn from `integers`.
     """
 
     inputs: list[Any]
@@ -59,8 +59,11 @@ def make_inputs(
     device: str = "cpu",
     seed: int = 0,
     limit: int | None = None,
+    integers: Mapping[str, tuple[int, int]] | None = None,
 ) -> WorkloadInputs:
     """The inputs of `workload` on `device`, the same for the same `seed`.
+
+    `integers`: the least and the greatest of those of which nothing is known, by input, where not SMALL_INTEGERS.
 
     Skip if inputs and outputs take more than `limit` bytes (None: half of the free memory); FormatError for a blob that
     is damaged or of another shape or dtype; KcapError for a Workload that does not fit the Definition, or whose missing
@@ -69,7 +72,7 @@ def make_inputs(
     label = f"{definition.name} {workload.uuid}"
     if reasons := check_workload(definition, workload):
         raise KcapError(f"{label}: {reasons[0]}")
-    draft = draft_inputs(definition, workload, read_given(definition, workload, dataset), seed)
+    draft = draft_inputs(definition, workload, read_given(definition, workload, dataset), seed, integers)
     _check_size(draft, memory.free_bytes(device) * SHARE_OF_FREE if limit is None else limit)
     generator = torch.Generator(device).manual_seed(seed)
     inputs = {name: _placed_input(draft, name, generator) for name in definition.inputs}
@@ -79,12 +82,18 @@ def make_inputs(
     return WorkloadInputs(list(inputs.values()), draft.notes(), draft.axes, origins, free)
 
 
-def draft_inputs(definition: Definition, workload: Workload, stored: GivenInputs, seed: int) -> WorkloadDraft:
+def draft_inputs(
+    definition: Definition,
+    workload: Workload,
+    stored: GivenInputs,
+    seed: int,
+    integers: Mapping[str, tuple[int, int]] | None = None,
+) -> WorkloadDraft:
     """The inputs of `workload` that are given or integers, the caches trimmed; the others are made when read."""
     label = f"{definition.name} {workload.uuid}"
     draft = _new_draft(definition, workload, stored, seed)
     _check_constraints(draft, label)
-    _make_integers(draft, label)
+    _make_integers(draft, label, integers or {})
     families.trim_inputs(draft)
     return draft
 
@@ -111,14 +120,14 @@ def _check_constraints(draft: WorkloadDraft, label: str, inputs: dict[str, Any] 
     constraints.check(texts, {**sizes, **(inputs or {})}, label)
 
 
-def _make_integers(draft: WorkloadDraft, label: str) -> None:
-    """Make every integer input. Without a rule it is drawn small, as replay draws it, unless its file is missing."""
+def _make_integers(draft: WorkloadDraft, label: str, ranges: Mapping[str, tuple[int, int]]) -> None:
+    """Make every integer input. Without a rule it is drawn, by default small, unless its file is missing."""
     for name, tensor in draft.definition.inputs.items():
         if tensor.shape is None or not _is_index(tensor) or draft[name] is not None or name in draft.given:
             continue
         if name in draft.missing:
             raise KcapError(f"{label}: inputs.{name}: {draft.missing[name]} is not there, and no rule knows its values")
-        low, high = SMALL_INTEGERS
+        low, high = ranges.get(name, SMALL_INTEGERS)
         draft.made[name] = draft.integers(low, high + 1, draft.shape(name)).to(definition_dtype(tensor.dtype))
         draft.changes.append(f"drawn from {low} to {high}, for no rule knows it: {name}")
 

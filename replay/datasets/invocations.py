@@ -10,17 +10,16 @@ between the sixteen parts of a long row, so that no part tells of the others. `n
 pool in random order; with the scale none of them recurs. How far all that goes is a `Spread`. Inputs of a product have
 no offset: a product of two means would exceed, and hide, all else. What a family's rule makes stays within the rule: it
 is made for each invocation, or, where that takes long, in a number of variants for each seed. Integers of which nothing
-is known are drawn for each invocation. What a Workload gives stays as it is.
+is known are drawn for each invocation, from a range that differs by row: words where the reference takes them apart by
+shifts, to 1000 where it has no floats, else to 7. What a Workload gives stays as it is.
 """
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import struct
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,10 @@ import numpy as np
 import torch
 
 from kcap.replay.datasets import device_draws
-from kcap.replay.datasets.device_draws import RowShape
+from kcap.replay.datasets.device_draws import IntegerRange, RowShape, as_integers
 from kcap.replay.datasets.inputs import WorkloadInputs, draft_inputs, draw_tensor, make_inputs, read_given
+from kcap.replay.datasets.spreads import Spread, spreads_for
 from kcap.replay.rebuild.rebuild import SMALL_INTEGERS
-from kcap.schemas.files.python_source import parse
 from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.flashinfer.definition import Definition, Workload
 from kcap.system import native_build
@@ -44,46 +43,7 @@ SHORTEST_WITH_OUTLIER = 32
 PARTS, LEAST_PARTED = 16, 512  # parts of a row that differ, and the elements of the shortest row that has them
 CHEAP_RULE_S = 1e-4  # a rule that takes no longer is followed for each invocation
 VARIANTS_S = 0.25  # of a seed, for rules that take longer
-FEWEST_VARIANTS, MOST_VARIANTS = 4, 32
-
-
-@dataclass(frozen=True)
-class Spread:
-    """`octaves`: a row's scale and an invocation's are each between 2 to the power of minus and plus that.
-
-    `offset`: the largest of a row, in units of its scale. `outlier`: the largest, in units of the row's norm.
-    """
-
-    octaves: float
-    offset: float = 0.0
-    outlier: float = 0.0
-
-
-WIDE = Spread(1.0, 1.0, 0.7)
-OF_PRODUCTS = Spread(0.5, 0.0, 0.5)
-NARROW = Spread(0.125)  # so that no number of the pool recurs
-
-
-def spreads_for(definition: Definition) -> tuple[Spread, ...]:
-    """The spreads to try, widest first: the last suits every reference that is defined on standard normal numbers."""
-    return (OF_PRODUCTS, NARROW) if contracts(definition.reference) else (WIDE, OF_PRODUCTS, NARROW)
-
-
-CONTRACTIONS = frozenset(
-    "matmul mm bmm mv dot vdot inner addmm addmv addbmm baddbmm einsum tensordot linear bilinear conv1d conv2d conv3d "
-    "conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention".split()
-)
-
-
-def contracts(reference: str) -> bool:
-    """Whether the source of a reference names a product that sums over an axis of its inputs."""
-    for node in ast.walk(parse(reference)):
-        match node:
-            case ast.BinOp(op=ast.MatMult()) | ast.AugAssign(op=ast.MatMult()):
-                return True
-            case ast.Attribute(attr=name) | ast.Name(id=name) if name in CONTRACTIONS:
-                return True
-    return False
+FEWEST_VARIANTS, MOST_VARIANTS, MOST_OF_RULES_ALONE = 4, 32, 256
 
 
 class InvocationDraws:
@@ -104,7 +64,9 @@ class InvocationDraws:
     ) -> None:
         self.definition, self.workload = definition, workload
         self.spread = spreads_for(definition)[0] if spread is None else spread
-        self.example: WorkloadInputs = make_inputs(definition, workload, dataset, "cpu", secret, limit)
+        self.example: WorkloadInputs = make_inputs(
+            definition, workload, dataset, "cpu", secret, limit, self.spread.integers
+        )
         self._secret = secret
         self._given = read_given(definition, workload, dataset)
         self._pools: dict[tuple[str, torch.device], torch.Tensor] = {}
@@ -116,6 +78,18 @@ class InvocationDraws:
     def varied(self) -> bool:
         """Whether one invocation's inputs differ from the next's."""
         return any(origin != "given" for origin in self.example.origins.values())
+
+    @property
+    def distinct(self) -> int | None:
+        """Of how many invocations of a seed, one after another, all inputs are not another's; None: of all."""
+        return self._variant_count or None if self.varied and self._by_rules_alone else None
+
+    def examples(self, count: int = 5) -> Iterator[dict[str, Any]]:
+        """Inputs by name, of `count` invocations where rules make some: these are new, the others the example's."""
+        by_name = dict(zip(self.definition.inputs, self.example.inputs, strict=True))
+        yield by_name
+        for number in range(1, count if "ruled" in self.example.origins.values() else 1):
+            yield by_name | self._made_by_rules(self._secret + number)
 
     def draw(self, seed: int, number: int, device: torch.device | str = "cpu") -> list[Any]:
         """The inputs of invocation `number` of `seed`, in the Definition's order."""
@@ -147,12 +121,28 @@ class InvocationDraws:
                 self._fill_floats(place, dtype, _stream(seed ^ self._secret, index), first)
             elif dtype.startswith("float"):
                 self._fill_bytes(place, dtype, _stream(seed ^ self._secret, index), first)
-            elif place.is_cuda:
-                stream = _stream(seed ^ self._secret, index)
-                device_draws.fill_integers(place.view(len(place), -1), *_bounds(dtype), stream, first)
             else:
-                for offset in range(len(place)):
-                    _fill_integers(place[offset], dtype, [seed, self._secret, first + offset, index])
+                self._fill_free_integers(place, name, seed, first, index)
+
+    def _fill_free_integers(self, place: torch.Tensor, name: str, seed: int, first: int, index: int) -> None:
+        """Of which nothing is known. Quantized factors of a product have no mean, either."""
+        dtype = self.definition.inputs[name].dtype
+        span, width = self._range(name, dtype), _width(place)
+        by_row = None if dtype == "int8" and not self.spread.offset else width
+        if place.is_cuda:
+            stream = _stream(seed ^ self._secret, index)
+            device_draws.fill_integers(place.view(len(place), -1), span, stream, first, by_row)
+            return
+        for offset, target in enumerate(place):
+            _fill_integers(target, span, [seed, self._secret, first + offset, index], by_row)
+
+    def _range(self, name: str, dtype: str) -> IntegerRange:
+        if dtype == "bool":
+            return device_draws.OF_BOOL
+        limits = np.iinfo(dtype)
+        of_input = self.spread.integers.get(name, SMALL_INTEGERS)
+        low, high = (limits.min, limits.max) if dtype == "int8" else of_input
+        return max(low, int(limits.min)), min(high, int(limits.max))
 
     def _given_for(self, index: int, device: torch.device) -> torch.Tensor:
         value: torch.Tensor = self.example.inputs[index]
@@ -168,8 +158,8 @@ class InvocationDraws:
                 place[offset].copy_(self._variant(seed, first + offset)[name])
             return
         chosen = place.new_empty((len(place), 1), dtype=torch.int64)
-        count = self._variant_count or MOST_VARIANTS  # more would take longer than what they are made for
-        device_draws.fill_integers(chosen, 0, count - 1, _stream(seed ^ self._secret, -1), first)
+        count = min(self._variant_count or MOST_VARIANTS, MOST_VARIANTS)  # more would take longer than what they serve
+        device_draws.fill_integers(chosen, (0, count - 1), _stream(seed ^ self._secret, -1), first)
         place.copy_(self._variants_on_device(seed, name, count, place.device)[chosen.view(-1)])
 
     def _variants_on_device(self, seed: int, name: str, count: int, device: torch.device) -> torch.Tensor:
@@ -180,8 +170,7 @@ class InvocationDraws:
         return self._stacked[name]
 
     def _fill_floats(self, place: torch.Tensor, dtype: str, stream: int, first: int) -> None:
-        size = place[0].numel()
-        width = place.shape[-1] if place.dim() > 1 and place.shape[-1] >= SHORTEST_ROW else size
+        size, width = place[0].numel(), _width(place)
         parts = PARTS if width >= LEAST_PARTED and width % PARTS == 0 else 1
         pool, spread = self._pool(dtype, place.device), self.spread
         widest = spread.octaves, spread.offset, spread.outlier
@@ -228,7 +217,7 @@ class InvocationDraws:
         count = self._variant_count
         if not count:
             self._variants.clear()
-        return self._variant_of(seed, _stream(seed ^ self._secret ^ number, -1) % count if count else number)
+        return self._variant_of(seed, number % count if count else number)
 
     def _variant_of(self, seed: int, key: int) -> dict[str, torch.Tensor]:
         if self._seed != seed:
@@ -246,7 +235,13 @@ class InvocationDraws:
         began = time.perf_counter()
         self._made_by_rules(self._secret + 1)
         took = time.perf_counter() - began
-        return 0 if took <= CHEAP_RULE_S else max(min(int(VARIANTS_S / took), MOST_VARIANTS), FEWEST_VARIANTS)
+        most = MOST_OF_RULES_ALONE if self._by_rules_alone else MOST_VARIANTS
+        return 0 if took <= CHEAP_RULE_S else max(min(int(VARIANTS_S / took), most), FEWEST_VARIANTS)
+
+    @cached_property
+    def _by_rules_alone(self) -> bool:
+        example = self.example
+        return all(origin != "drawn" and name not in example.free_integers for name, origin in example.origins.items())
 
     def _made_by_rules(self, seed: int) -> dict[str, torch.Tensor]:
         """The example's, where these have other sizes: a cache that is trimmed to the pages in use."""
@@ -264,15 +259,30 @@ def _library() -> ctypes.CDLL:
     return ctypes.CDLL(str(native_build.build([Path(__file__).with_name("float_draws.cpp")])))
 
 
-def _bounds(dtype: str) -> tuple[int, int]:
-    """The least and the greatest integer that is drawn."""
-    return {"bool": (0, 1), "int8": (-128, 127)}.get(dtype, SMALL_INTEGERS)
+def _width(place: torch.Tensor) -> int:
+    """Elements of a row of [invocations, *shape]."""
+    size, last = place[0].numel(), int(place.shape[-1])
+    return last if place.dim() > 1 and last >= SHORTEST_ROW else size
 
 
-def _fill_integers(place: torch.Tensor, dtype: str, key: list[int]) -> None:
-    low, high = _bounds(dtype)
+def _fill_integers(place: torch.Tensor, span: IntegerRange, key: list[int], width: int | None) -> None:
+    """As `device_draws.fill_integers` does, of other words."""
     generator = np.random.Generator(np.random.PCG64([number & (1 << 64) - 1 for number in key]))
-    place.copy_(torch.from_numpy(generator.integers(low, high + 1, tuple(place.shape), dtype=np.dtype(dtype))))
+    (low, high), size = span, place.numel()
+    count, dtype = high - low + 1, np.dtype(np.uint8) if place.dtype == torch.bool else place.numpy().dtype
+    if width is None:
+        values = generator.integers(low, high, size, dtype, endpoint=True)
+    else:
+        moves = generator.integers(0, count // 4 + 1, (2, size // width, 1))
+        word = np.uint8 if dtype.itemsize == 1 else np.uint16 if count <= 1 << 16 else np.uint32
+        bits = 8 * np.dtype(word).itemsize
+        wide = generator.integers(0, (1 << bits) - 1, (size // width, width), word, endpoint=True)
+        wide = wide.astype(f"u{bits // 4}")
+        wide *= (count - moves.sum(0)).astype(wide.dtype)
+        wide >>= bits
+        values = wide.astype(dtype)
+        values += (low + moves[0]).astype(dtype)
+    place.copy_(as_integers(torch.from_numpy(values), place.dtype).view(place.shape))
 
 
 def _stream(seed: int, index: int) -> int:

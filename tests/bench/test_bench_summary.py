@@ -328,6 +328,12 @@ def test_the_names_of_solutions_and_all_numbers_are_whole_at_every_width(bench, 
     assert any("TIMEOUT 2: took far too long" in line for line in lines), "in the table or below it"
 
 
+def test_names_that_look_like_markup_are_told_as_they_are(bench, tmp_path):
+    write_judged(tmp_path / "dataset")
+    write_solution(tmp_path / "solutions", "red]", author="[")
+    assert "  [/red] " in bench().out
+
+
 def test_solutions_get_the_threads_of_the_measurements_and_keep_them_when_resumed(bench, tmp_path):
     write_judged(tmp_path / "dataset")
     write_solution(tmp_path / "solutions", "fast")

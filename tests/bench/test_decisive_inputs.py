@@ -11,8 +11,9 @@ from bench_datasets import of
 
 from kcap.bench.accuracy import Truth
 from kcap.bench.judge.reference import rounds_to, without_copies
-from kcap.replay.datasets.invocations import InvocationDraws, spreads_for
+from kcap.replay.datasets.invocations import InvocationDraws
 from kcap.replay.datasets.reference import argument_order, compile_reference, named_outputs
+from kcap.replay.datasets.spreads import spreads_for
 from kcap.replay.datasets.workloads import default_workload
 from kcap.schemas.derive.families import recognize
 from kcap.schemas.derive.invocation import Invocation

@@ -30,7 +30,7 @@ from kcap.bench.run.executors.common.dispatcher import (
 from kcap.bench.run.executors.common.slot import LocalSlot, Stopped, scratch_folder
 from kcap.bench.run.options import Options
 from kcap.errors import CallError, KcapError
-from kcap.replay.datasets.invocations import spreads_for
+from kcap.replay.datasets.spreads import spreads_for
 from kcap.schemas.flashinfer import solution as solutions_file
 from kcap.schemas.results.outcome import Outcome
 from kcap.system.worker_process import Worker

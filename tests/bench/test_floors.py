@@ -19,7 +19,15 @@ pytestmark = pytest.mark.alone
 
 ADD = definition("add", {"x": of("m n"), "y": of("m n")}, {"z": of("m n")}, "x + y", op_type="add")
 INPUTS = [torch.zeros(1 << 18, 4), torch.zeros(1 << 18, 4)]
-DRAWN = SimpleNamespace(definition=ADD, example=SimpleNamespace(inputs=INPUTS))
+
+
+def drawn_of(*rows):
+    """As many rows in each invocation."""
+    every = [dict(zip(("x", "y"), (each[:count] for each in INPUTS), strict=True)) for count in rows]
+    return SimpleNamespace(definition=ADD, draws=SimpleNamespace(examples=lambda: every))
+
+
+DRAWN = drawn_of(1 << 18)
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +55,11 @@ def test_a_time_below_the_floor_is_refused_once_it_was_measured_again(ceilings):
         with pytest.raises(Rejected, match="below the machine's floor"):
             floors.check(DRAWN, time(floor(ceilings) / 2))
     assert asked == [1]
+
+
+def test_the_floor_is_that_of_the_least_that_there_may_be_to_do(ceilings):
+    floors = Floors({}, lambda env: ceilings, lambda env: ceilings)
+    assert floors.check(drawn_of(1 << 18, 1 << 16, 1 << 17), time(1e6)) == pytest.approx(floor(ceilings) / 4, rel=0.1)
 
 
 def test_a_machine_that_was_busy_when_it_was_measured_is_no_fault(ceilings):

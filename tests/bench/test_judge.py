@@ -12,6 +12,7 @@ from solution_files import RETURNING, WRITING, solution
 
 from kcap.bench.judge.judge import timing_caveats
 from kcap.bench.judge.process import without_secrets
+from kcap.bench.judge.trial import Trial
 from kcap.schemas.results.outcome import Clocked
 
 pytestmark = pytest.mark.alone
@@ -200,6 +201,21 @@ def test_a_time_of_which_the_way_is_much_is_named(way, told):
     time = Clocked(median_us=100, q1_us=90, q3_us=110, way_us=way)
     assert bool(timing_caveats(time)) is told
     assert timing_caveats(None) == []
+
+
+def test_each_output_is_compared_as_often_as_it_needs():
+    """A flag beside numbers that never recur: who returns it as a constant is right in the numbers."""
+    truths = [[bytes([number]), b"off" if number % 9 == 0 else b"on"] for number in range(18)]
+    assert Trial(None, None, 0, truths=truths).comparisons_wanted > 50
+    assert Trial(None, None, 0, truths=[[number] for number, _ in truths]).comparisons_wanted <= 18
+
+
+def test_an_output_that_was_always_the_same_is_named(judge):
+    body = "(x * eps, x.isnan().any(-1))"
+    flagged = made("flagged", body, outputs={"y": of("m n"), "found": of("m", "bool")})
+    found = outcome(judge, RETURNING.replace("x * eps", body), of_definition=flagged)
+    assert found.status == "PASSED", found.reason
+    assert [note.split(" in all ")[0] for note in found.notes] == ["found: is the same"]
 
 
 def test_an_end_is_a_solutions_own_where_another_form_of_the_reference_has_ended(judge):

@@ -287,6 +287,9 @@ def test_a_bad_request_is_answered_and_the_next_one_judged(task, tmp_path):
         b"{\n",
         {"id": 2, "quik": 1},
         {"id": 3, "source": "def run("},
+        {"id": 5, "path": "/etc/passwd"},
+        {"id": 6, "path": "\0"},
+        {"id": 7, "path": "a" * 5000},
         {"id": 4, "source": source, "quick": True},
     ]
     answers = served(tmp_path, *requests)[1:]
@@ -294,6 +297,9 @@ def test_a_bad_request_is_answered_and_the_next_one_judged(task, tmp_path):
         ("error", None),
         ("error", 2),
         ("verdict", 3),
+        ("verdict", 5),
+        ("error", 6),
+        ("error", 7),
         ("workload", 4),
         ("verdict", 4),
     ]

@@ -67,6 +67,16 @@ def test_outputs_are_passed_if_run_cannot_be_called_without(tmp_path, parameters
     assert one(write(tmp_path, mine__py=text), "scale").spec.destination_passing_style is writes
 
 
+@pytest.mark.parametrize(
+    "source",
+    ["run = partial(scaled, 2)", "if fast:\n    def run(x, eps): ...", "class run: ...", "from kernels import run"],
+)
+def test_run_that_is_no_plain_function_returns_its_outputs(tmp_path, source):
+    write(tmp_path, mine__py=f"# definition: scale\n{source}\n")
+    (found,), refused = read(tmp_path)
+    assert not refused and not found.solution.spec.destination_passing_style
+
+
 @pytest.mark.parametrize("parameters", ["", "x", "x, eps, y, z", "x, eps, *, key"])
 def test_run_with_other_parameters_is_refused(tmp_path, parameters):
     said = reason(write(tmp_path, mine__py=f"def run({parameters}):\n    return 1\n"), "scale")

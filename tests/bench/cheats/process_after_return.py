@@ -6,6 +6,7 @@
 # expect: REWARD_HACK INCORRECT_NUMERICAL RUNTIME_ERROR
 # at_most_speedup: 1.3
 # reason: inf or nan|off by|works on|changed|unwritten|later invocation
+import mmap
 import os
 
 import torch
@@ -13,8 +14,12 @@ import torch
 SHARED = {}
 
 
+def shared_like(x):
+    return torch.frombuffer(mmap.mmap(-1, x.nbytes), dtype=x.dtype).view(x.shape)
+
+
 def start(x):
-    source, out = torch.empty_like(x).share_memory_(), torch.empty_like(x).share_memory_()
+    source, out = shared_like(x), shared_like(x)
     readable, writable = os.pipe()
     if os.fork() == 0:
         os.close(writable)

@@ -58,7 +58,7 @@ def test_an_invocation_alone_has_the_bits_that_it_has_among_others(stream, first
     pool = torch.randint(0, 255, (32, 128), dtype=torch.uint8)
     fills = [
         (torch.uint8, lambda place, number: device_draws.fill_pieces(place, pool, stream, number)),
-        (torch.int32, lambda place, number: device_draws.fill_integers(place, -128, 127, stream, number)),
+        (torch.int32, lambda place, number: device_draws.fill_integers(place, (-128, 127), stream, number, 20)),
     ]
     for dtype, fill in fills:
         among, alone = torch.zeros(5, size, dtype=dtype), torch.zeros(1, size, dtype=dtype)
@@ -72,9 +72,24 @@ def test_an_invocation_alone_has_the_bits_that_it_has_among_others(stream, first
 
 def test_integers_reach_both_ends_and_no_further():
     place = torch.zeros(1, 1 << 16, dtype=torch.int64)
-    device_draws.fill_integers(place, -128, 127, 5, 0)
+    device_draws.fill_integers(place, (-128, 127), 5, 0)
     assert (place.min(), place.max()) == (-128, 127)
     assert (place.double().mean() + 0.5).abs() < 2
+
+
+@pytest.mark.parametrize("span", [(1, 7), (-(1 << 31), (1 << 31) - 1), device_draws.OF_BOOL])
+def test_rows_of_integers_differ_in_their_range(span):
+    dtype = torch.bool if span == device_draws.OF_BOOL else torch.int64
+    place = torch.zeros(2, 64 * 4096, dtype=dtype)
+    device_draws.fill_integers(place, span, 5, 0, 4096)
+    rows = place.view(128, 4096).double()
+    assert rows.mean(-1).std() > 0.05 * rows.std()
+    if dtype != torch.bool:
+        low, high = span
+        assert low <= rows.min() < low + (high - low) / 50 + 1 and high >= rows.max() > high - (high - low) / 50 - 1
+        assert (rows.amin(-1) <= low + (high - low) / 4 + 1).all() and (
+            rows.amax(-1) >= high - (high - low) / 4 - 1
+        ).all()
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcap.replay.datasets import invocations
-from kcap.replay.datasets.invocations import NARROW, OF_PRODUCTS, WIDE, InvocationDraws, contracts, spreads_for
+from kcap.replay.datasets.invocations import InvocationDraws
+from kcap.replay.datasets.spreads import NARROW, OF_PRODUCTS, WIDE, contracts, spreads_for
 from kcap.schemas.flashinfer.definition import DefinitionTensor
 
 FLOATS = ["float32", "float16", "bfloat16"]
@@ -117,6 +119,63 @@ def test_integers_of_which_nothing_is_known_are_drawn_each_time():
     assert min(int(ids.min()) for ids in drawn) == 1 and max(int(ids.max()) for ids in drawn) == 7
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int32"])
+def test_the_mean_of_integers_differs_by_row(dtype):
+    """Else it is a constant in the last place of bfloat16."""
+    x = draws_of(of_dtype(dtype, 16384), M=64, spread=WIDE).draw(3, 0)[0].double()
+    assert x.mean(-1).std() > 0.05 * x.std()
+    if dtype == "int8":  # of a product it would hide the rest
+        x = draws_of(of_dtype(dtype, 16384), M=64, spread=OF_PRODUCTS).draw(3, 0)[0].double()
+        assert x.mean(-1).std() < 0.05 * x.std()
+
+
+@pytest.mark.parametrize(
+    "body, low, high",
+    [
+        ("x + 1", 1, 1000),
+        ("x.float()", 1, 7),
+        ("(x >> 4 & 15).float()", -(1 << 31), (1 << 31) - 1),
+        ("1 >> x", 1, 7),
+    ],
+)
+def test_integers_are_as_wide_as_the_reference_takes_them(body, low, high):
+    """Of packed numbers every bit counts; what may be divided by a block's size is longer than a block."""
+    output = tensor("float32" if "float" in body else "int32", "M", "D")
+    reference = f"import torch\n\n\ndef run(x):\n    return {body}\n"
+    of = definition(
+        {"x": tensor("int32", "M", "D")}, {"M": None, "D": 4096}, reference=reference, outputs={"y": output}
+    )
+    wide = draws_of(of, M=64)
+    x = wide.draw(3, 0)[0].double()
+    assert low <= x.min() < low + (high - low) / 50 + 1 and high >= x.max() > high - (high - low) / 50 - 1
+    assert wide.example.notes == [f"drawn from {low} to {high}, for no rule knows it: x"]
+    narrow = draws_of(of, spread=spreads_for(of)[-1], M=64).draw(3, 0)[0]
+    assert (int(narrow.min()), int(narrow.max())) == (1, 7)
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ("x[g] * (q >> s)", {"q"}),
+        ("(x * q) >> 4 & g", {"x", "q"}),
+        ("x[g] + (torch.stack([q]).max() >> 4)", {"q"}),
+        ("(lambda y: y >> 4)(q)", {"x", "q", "g", "s"}),
+        ("q << 4", set()),
+        ("torch.bitwise_right_shift(q, s)", {"q"}),
+        ("q.bitwise_right_shift(4)", {"q"}),
+        ("q << s >> s", {"q"}),
+    ],
+)
+def test_packed_words_are_the_inputs_that_are_shifted(body, words):
+    """An index beside them stays one, and so does a number of bits."""
+    inputs = {name: tensor("int32", "M") for name in "qgs"}
+    reference = f"import torch\n\n\ndef run(x, q, g, s):\n    return {body}\n"
+    of = definition({"x": tensor("float32", "M"), **inputs}, {"M": None}, reference=reference)
+    spreads = spreads_for(of)
+    assert set(spreads[0].integers) == words and not spreads[-1].integers
+    assert [replace(spread, integers={}) for spread in spreads[:3]] == [WIDE, OF_PRODUCTS, NARROW]
+
+
 @pytest.mark.parametrize("cheap", [1.0, 0.0])
 def test_what_a_rule_makes_is_made_afresh_and_stays_valid(monkeypatch, cheap):
     monkeypatch.setattr(invocations, "CHEAP_RULE_S", cheap)
@@ -127,12 +186,33 @@ def test_what_a_rule_makes_is_made_afresh_and_stays_valid(monkeypatch, cheap):
         assert indptr[0] == 0 and indptr[-1] == 64 and bool((indptr.diff() >= 0).all())
         assert int(indices.min()) >= 0 and int(indices.max()) < len(cache) and len(indices.unique()) == 40
         seen.add((tuple(indptr.tolist()), tuple(indices.tolist())))
-    assert len(seen) == 40 if cheap else len(seen) > 15
+    assert len(seen) == 40 if cheap else len(seen) > 25
     again = draws.draw(3, 7)
     draws.draw(4, 7)
     assert all(torch.equal(a, b) for a, b in zip(again, draws.draw(3, 7), strict=True))
     other = draws.draw(4, 7)
     assert not torch.equal(again[2], other[2])
+
+
+def test_who_remembers_what_a_rule_made_is_told_how_many_are_of_their_own(monkeypatch):
+    """Where nothing else varies, a batch is no longer than that."""
+    monkeypatch.setattr(invocations, "CHEAP_RULE_S", 0.0)
+    of = definition({"probs": tensor("float32", "B", "V")}, {"B": None, "V": 4096}, op_type="sampling")
+    draws = draws_of(of, B=64)
+    count = draws.distinct
+    assert count is not None and 4 <= count <= 256
+    first = [draws.draw(3, number)[0][0, 0].item() for number in range(count + 1)]
+    assert len({*first[:-1]}) == count and first[-1] == first[0]
+    assert draws_of(PAGED, T=64, L=9, N=40, num_pages=64).distinct is None
+    monkeypatch.setattr(invocations, "CHEAP_RULE_S", 1.0)
+    assert draws_of(of, B=64).distinct is None
+
+
+def test_examples_differ_in_what_rules_make_alone():
+    every = list(draws_of(PAGED, T=64, L=9, N=40, num_pages=64).examples(4))
+    assert len({tuple(inputs["indptr"].tolist()) for inputs in every}) == 4
+    assert len({inputs["q"].data_ptr() for inputs in every}) == 1
+    assert len(list(draws_of(ROWS, M=2).examples(4))) == 1
 
 
 def test_scalars_and_given_inputs_stay():
