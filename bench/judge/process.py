@@ -245,9 +245,18 @@ START_LIMIT_S = 300.0  # importing torch, and compiling the driver at its first 
 ANSWER_LIMIT_S = 60.0
 
 
-def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are none of a Solution's business left out: API keys, tokens, passwords."""
-    return {name: value for name, value in environment.items() if not SECRET_NAME.search(name)}
+ALLOCATOR_SETTINGS = frozenset({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"})
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are none of a Solution's business left out: API keys, tokens, passwords; and how torch is to
+    allocate a GPU's memory, as some ways take none of that of the driver's.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in ALLOCATOR_SETTINGS and not SECRET_NAME.search(name)
+    }
 
 
 class ForkServerGone(Exception):
@@ -262,7 +271,7 @@ class ForkServer:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-P", "-m", FORK_SERVER]
-            env = {**without_secrets(os.environ), **environment}
+            env = {**inherited(os.environ), **environment}
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=env)
         self._channel.settimeout(START_LIMIT_S)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from bench_datasets import SCALE, definition, of, stored, workload
 from judge_here import ROWS, judged, made, outcome, scale
 from solution_files import RETURNING, WRITING, solution
 
+from kcap.bench.judge.driver import gpu_memory
+from kcap.bench.judge.driver.gpu_memory import GpuMemory
 from kcap.bench.judge.judge import timing_caveats
-from kcap.bench.judge.process import without_secrets
+from kcap.bench.judge.process import inherited
 from kcap.bench.judge.trial import Trial
 from kcap.schemas.results.outcome import Clocked
 
@@ -157,7 +160,21 @@ def test_inputs_of_that_dtype_are_drawn(judge):
 
 def test_keys_and_tokens_of_the_environment_do_not_reach_a_solution():
     given = {"HF_TOKEN": "x", "OPENAI_API_KEY": "y", "PATH": "/bin", "DB_PASSWORD": "z", "TOKENIZERS_PARALLELISM": "0"}
-    assert without_secrets(given) == {"PATH": "/bin", "TOKENIZERS_PARALLELISM": "0"}
+    assert inherited(given) == {"PATH": "/bin", "TOKENIZERS_PARALLELISM": "0"}
+
+
+def test_how_torch_allocates_is_the_drivers_choice():
+    given = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    assert inherited({**given, "PATH": "/bin"}) == {"PATH": "/bin"}
+
+
+def test_a_probe_in_which_the_judge_lost_its_core_says_nothing(monkeypatch):
+    gpu = GpuMemory.__new__(GpuMemory)
+    gpu._probed, lost = torch.zeros(1), iter([0, 1, 1, 1])  # before and after the first probe, and the second
+    monkeypatch.setattr(gpu_memory, "_cores_lost", lost.__next__)
+    monkeypatch.setattr(GpuMemory, "wait", lambda self: time.sleep(0.05 if self._probed.item() == 1 else 0))
+    assert gpu._probe() < 0.05
+    assert gpu._probed.item() == 2
 
 
 def test_nothing_is_left_when_a_solution_has_been_judged(judge):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import ctypes
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ DRIVER = "libcuda.so.1"
 PINNED, ON_DEVICE, AS_DESCRIPTOR, READ_AND_WRITE = 1, 1, 1, 3  # of CUmemAllocationProp and CUmemAccessDesc
 PROBES = 5
 BUSY_FACTOR, BUSY_S = 5, 1e-4  # an idle GPU's probes take less than so many times the quickest, or than so long each
+MOST_INTERRUPTED = 20  # probes
 MOST_S = 1e-3  # of the quickest of all
 MOST_PIECES = 4096
 GONE_S = 2.0  # until what a process ran is gone with it
@@ -158,11 +160,17 @@ class GpuMemory:
         return torch.as_tensor(Mapped(), device=self.device)
 
     def _probe(self) -> float:
-        """Seconds that a kernel takes that does next to nothing, to its end."""
-        began = time.perf_counter()
-        self._probed.add_(1)
-        self.wait()
-        return time.perf_counter() - began
+        """Seconds that a kernel takes that does next to nothing, to its end; the next one's, where this thread lost its
+        core meanwhile.
+        """
+        for _ in range(MOST_INTERRUPTED):
+            lost, began = _cores_lost(), time.perf_counter()
+            self._probed.add_(1)
+            self.wait()
+            took = time.perf_counter() - began
+            if _cores_lost() == lost:
+                break
+        return took
 
     def _whole(self, size: int) -> int:
         least = ctypes.c_size_t()
@@ -232,6 +240,11 @@ class Pieces:
             self.known.pop(base).close()
         if size and len(descriptors) == 1 and len(self.known) < MOST_PIECES:
             self.known[base] = gpu.open(descriptors[0], size)
+
+
+def _cores_lost() -> int:
+    """How often others had this thread's core while it had work. See getrusage(2)."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 _size = ctypes.c_uint64
