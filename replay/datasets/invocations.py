@@ -121,17 +121,22 @@ class InvocationDraws:
                 self._fill_floats(place, dtype, _stream(seed ^ self._secret, index), first)
             elif dtype.startswith("float"):
                 self._fill_bytes(place, dtype, _stream(seed ^ self._secret, index), first)
-            elif place.is_cuda:
-                stream = _stream(seed ^ self._secret, index)
-                span = self._range(name, dtype)
-                device_draws.fill_integers(place.view(len(place), -1), span, stream, first, _width(place))
             else:
-                for offset in range(len(place)):
-                    key = [seed, self._secret, first + offset, index]
-                    _fill_integers(place[offset], self._range(name, dtype), key, _width(place))
+                self._fill_free_integers(place, name, seed, first, index)
+
+    def _fill_free_integers(self, place: torch.Tensor, name: str, seed: int, first: int, index: int) -> None:
+        """Of which nothing is known. Quantized factors of a product have no mean, either."""
+        dtype = self.definition.inputs[name].dtype
+        span, width = self._range(name, dtype), _width(place)
+        by_row = None if dtype == "int8" and not self.spread.offset else width
+        if place.is_cuda:
+            stream = _stream(seed ^ self._secret, index)
+            device_draws.fill_integers(place.view(len(place), -1), span, stream, first, by_row)
+            return
+        for offset, target in enumerate(place):
+            _fill_integers(target, span, [seed, self._secret, first + offset, index], by_row)
 
     def _range(self, name: str, dtype: str) -> IntegerRange:
-        """Of integers of which nothing is known."""
         if dtype == "bool":
             return device_draws.OF_BOOL
         limits = np.iinfo(dtype)
@@ -260,16 +265,24 @@ def _width(place: torch.Tensor) -> int:
     return last if place.dim() > 1 and last >= SHORTEST_ROW else size
 
 
-def _fill_integers(place: torch.Tensor, span: IntegerRange, key: list[int], width: int) -> None:
+def _fill_integers(place: torch.Tensor, span: IntegerRange, key: list[int], width: int | None) -> None:
     """As `device_draws.fill_integers` does, of other words."""
     generator = np.random.Generator(np.random.PCG64([number & (1 << 64) - 1 for number in key]))
-    low, high = span
-    moves = generator.integers(0, (high - low + 1) // 4 + 1, (2, place.numel() // width, 1), dtype=np.uint64)
-    word, wide = (np.uint16, np.uint32) if high - low < 1 << 16 else (np.uint32, np.uint64)
-    words = generator.integers(0, np.iinfo(word).max, (place.numel() // width, width), word, endpoint=True)
-    counts = (np.uint64(high - low + 1) - moves[0] - moves[1]).astype(wide)
-    drawn = (words * counts >> wide(8 * np.dtype(word).itemsize)).astype(np.int64) + (low + moves[0].astype(np.int64))
-    place.copy_(as_integers(torch.from_numpy(drawn), place.dtype).view(place.shape))
+    (low, high), size = span, place.numel()
+    count, dtype = high - low + 1, np.dtype(np.uint8) if place.dtype == torch.bool else place.numpy().dtype
+    if width is None:
+        values = generator.integers(low, high, size, dtype, endpoint=True)
+    else:
+        moves = generator.integers(0, count // 4 + 1, (2, size // width, 1))
+        word = np.uint8 if dtype.itemsize == 1 else np.uint16 if count <= 1 << 16 else np.uint32
+        bits = 8 * np.dtype(word).itemsize
+        wide = generator.integers(0, (1 << bits) - 1, (size // width, width), word, endpoint=True)
+        wide = wide.astype(f"u{bits // 4}")
+        wide *= (count - moves.sum(0)).astype(wide.dtype)
+        wide >>= bits
+        values = wide.astype(dtype)
+        values += (low + moves[0]).astype(dtype)
+    place.copy_(as_integers(torch.from_numpy(values), place.dtype).view(place.shape))
 
 
 def _stream(seed: int, index: int) -> int:
