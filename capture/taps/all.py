@@ -80,10 +80,12 @@ class Taps:
         from kcap.capture.taps.kernels.inductor import Inductor, InductorCpp
         from kcap.capture.taps.kernels.triton import Triton
         from kcap.capture.taps.libraries import deep_gemm, flashinfer, tvm_ffi
+        from kcap.capture.taps.python_operators import PythonOperators
 
         if self._all:
             return
-        kernels = [kind(self.externals) for kind in (Triton, Inductor, InductorCpp, AheadOfTime, Dynamo)]
+        kinds = (Triton, Inductor, InductorCpp, AheadOfTime, Dynamo, PythonOperators)
+        kernels = [kind(self.externals) for kind in kinds]
         self._libraries = [
             Library(module.PACKAGE, module.install, self.externals) for module in (flashinfer, deep_gemm, tvm_ffi)
         ]

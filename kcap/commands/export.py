@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -16,7 +17,7 @@ from kcap.schemas.results.export_loss import ExportLoss, LossLedger, Lost
 from kcap.system.output import OutputKind, atomic_directory, check_output
 
 EXPORT = OutputKind((loss_file.FILE,), "not made by kcap export, and is not replaced: choose another -o")
-MOST_SHOWN = 5
+MOST_SHOWN, MOST_NAMED = 5, 3
 
 
 @click.command(epilog="\b\nExample:\n  kcap export llama.kcap --to backendbench -o llama.backendbench")
@@ -130,10 +131,21 @@ def disagreements(output: Path) -> list[str]:
 
 
 def _reasons(title: str, entries: list[Lost], total: int) -> list[str]:
-    counts: dict[str, int] = {}
+    """A line for each reason, the greatest first; what it befell is named where it is one thing or a few."""
+    counts: Counter[str] = Counter()
+    operators: dict[str, list[str]] = {}
     for entry in entries:
-        counts[entry.reason] = counts.get(entry.reason, 0) + entry.count
+        counts[entry.reason] += entry.count
+        operators.setdefault(entry.reason, []).append(entry.operator)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    lines = [f"  {title}: {count:,} ({count / max(total, 1):.1%}) {reason}" for reason, count in ordered[:MOST_SHOWN]]
+    lines = [
+        f"  {title}: {count:,} ({count / max(total, 1):.1%}) {reason}{_of(operators[reason])}"
+        for reason, count in ordered[:MOST_SHOWN]
+    ]
     more = len(ordered) - MOST_SHOWN
     return lines + ([f"  {title}: {more} more reasons in {loss_file.FILE}"] if more > 0 else [])
+
+
+def _of(operators: list[str]) -> str:
+    names = [name for name in operators if "::" in name]  # a turn has none
+    return f" ({', '.join(names)})" if 0 < len(names) <= MOST_NAMED else ""

@@ -21,12 +21,14 @@ from kcap.bench.contents import open_contents
 from kcap.bench.exports import ExportRequest, find_exporter, targets
 from kcap.bench.solutions import read_solutions
 from kcap.capture.controller.output import report_recording
+from kcap.commands.export import summary
 from kcap.errors import FormatError
 from kcap.schemas.flashinfer.dataset import is_sealed
 from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor
 from kcap.schemas.recording.recording import Argument, load
 from kcap.schemas.recording.values import TensorSpec
 from kcap.schemas.results import export_loss as loss_file
+from kcap.schemas.results.export_loss import LossLedger
 
 OF_CALLS = [name for name in targets() if find_exporter(name).takes == "calls"]
 
@@ -108,6 +110,20 @@ def test_the_summary_and_the_next_command_are_said(everything, kcap, tmp_path):
     done = kcap("export", everything, "--to", "backendbench", "-o", tmp_path / "out")
     assert "exported to backendbench" in done.out.splitlines()[0]
     assert done.err.startswith("Next, with BackendBench installed: python -m BackendBench")
+
+
+def test_the_summary_names_what_was_lost_where_that_is_a_few_operators(tmp_path):
+    ledger = LossLedger()
+    for operator, reason in (("_C::a", "opaque"), ("_C::b", "opaque"), ("turn", "no text")):
+        ledger.lose(operator, reason, 5)
+    for number in range(4):
+        ledger.lose(f"_C::{number}", "unknown", 1)
+    said = summary(ledger.loss("t", 40), tmp_path, "invocations").splitlines()[1:]
+    assert said == [
+        "  lost: 10 (25.0%) opaque (_C::a, _C::b)",
+        "  lost: 5 (12.5%) no text",
+        "  lost: 4 (10.0%) unknown",
+    ]
 
 
 @pytest.mark.parametrize("target", [name for name in targets() if find_exporter(name).takes not in ("steps", "turns")])
