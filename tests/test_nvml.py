@@ -20,12 +20,16 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def played(monkeypatch: pytest.MonkeyPatch, failed: int, minor: int) -> None:
+def played(monkeypatch: pytest.MonkeyPatch, failed: int, minor: int, parts: int = 0) -> None:
     def number(handle: Any, answer: Any) -> int:
         ctypes.cast(answer, ctypes.POINTER(ctypes.c_uint))[0] = minor
         return failed
 
-    library = SimpleNamespace(nvmlDeviceGetMinorNumber=number)
+    def mode(handle: Any, now: Any, later: Any) -> int:
+        ctypes.cast(now, ctypes.POINTER(ctypes.c_uint))[0] = parts
+        return 0
+
+    library = SimpleNamespace(nvmlDeviceGetMinorNumber=number, nvmlDeviceGetMigMode=mode)
     monkeypatch.setattr(nvml, "opened", lambda device: (library, ctypes.c_void_p()))
 
 
@@ -36,6 +40,8 @@ def test_every_gpu_but_its_own_is_another(devices: Path, monkeypatch: pytest.Mon
 
 def test_unknown_where_nvml_cannot_tell(devices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played(monkeypatch, failed=3, minor=1)
+    assert nvml.other_gpus("cuda:0") is None
+    played(monkeypatch, failed=0, minor=1, parts=1)
     assert nvml.other_gpus("cuda:0") is None
     monkeypatch.setattr(nvml, "opened", lambda device: (None, ctypes.c_void_p()))
     assert nvml.other_gpus("cuda:0") is None

@@ -28,7 +28,7 @@ from kcap.bench.judge.timing import WAY_SHARE
 from kcap.bench.judge.trial import Trial
 from kcap.bench.judge.verdict import Floors, Rejected
 from kcap.errors import KcapError
-from kcap.replay.datasets.spreads import Spread
+from kcap.replay.datasets.spreads import Spread, spreads_for
 from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.derive.constraints import BrokenConstraint
 from kcap.schemas.flashinfer.dataset import Dataset
@@ -67,6 +67,7 @@ class Judge:
     references: dict[tuple[str, str], Candidate] = field(default_factory=dict)  # by the form's name and code
     uncaptured: dict[str, str] = field(default_factory=dict)  # why references cannot be captured, by Definition
     settled: dict[tuple[str, str], tuple[Spread, ReferencePrecision]] = field(default_factory=dict)
+    small_integers: set[tuple[str, str]] = field(default_factory=set)  # Workloads of which larger ones have failed
     batches: dict[tuple[str, str], int] = field(default_factory=dict)  # of references: invocations of each
 
     def judge(self, solution: Solution, definition: Definition, workload: Workload) -> Outcome:
@@ -115,12 +116,17 @@ class Judge:
     def _attempt(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
         if self.running and self.running.solution != solution:
             self._drop()  # before anything is asked of what it may hold
+        key = definition.name, workload.uuid
         try:
             truth = self._truth(definition, workload)
             verdict = self._trial(solution, truth)
         except AtFault:
             self._drop_references()
-            raise
+            if key not in self.settled or not self.settled[key][0].integers:
+                raise
+            del self.settled[key]  # few of the larger integers are none that the reference takes
+            self.small_integers.add(key)
+            return self._attempt(solution, definition, workload)
         notes = [*truth.drawn.example.notes, *truth.precision.notes, *verdict.get("notes", ())]
         caveats = timing_caveats(verdict.get("time"))
         return {**verdict, "notes": [*notes, *caveats, *self._uncaptured(definition)]}
@@ -144,8 +150,10 @@ class Judge:
             self.settled[key] = spread, truth.precision
             return truth
 
-        settled = self.settled.get(key)
-        return on_spread(*settled) if settled else with_widest_spread(definition, on_spread)
+        if settled := self.settled.get(key):
+            return on_spread(*settled)
+        spreads = [each for each in spreads_for(definition) if not each.integers or key not in self.small_integers]
+        return with_widest_spread(spreads, on_spread)
 
     def _reference(self, definition: Definition, form: Definition) -> Candidate:
         """The process of a form of `definition`; those of another Definition end."""

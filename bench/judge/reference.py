@@ -17,23 +17,21 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
-from kcap.bench.accuracy import RTOL, SAME, Choice, Truth, difference
+from kcap.bench.accuracy import SAME, Choice, Truth
+from kcap.bench.accuracy.rounding import rounds_to
 from kcap.bench.check import choices
 from kcap.bench.judge.candidate import FEW, Candidate, fresh_seed
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.input_pool import InputPool
 from kcap.bench.judge.process import POISON, ProcessEnded, TooSlow
-from kcap.replay.datasets.inputs import definition_dtype
-from kcap.replay.datasets.spreads import Spread, spreads_for
+from kcap.replay.datasets.spreads import Spread
+from kcap.schemas.derive.constraints import BrokenConstraint
 from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.results.outcome import Status
 
 UPCASTS = (64, 32)  # bits, tried in this order
 DRAWS = 3  # on which they must agree with the reference's own precision
-MOST_ROUNDING = 8.0  # times what the coarsest dtype allows: what is further off means something else in another dtype
-COUNTS_SHARE = 1 / 16  # of the rms of integers that thresholds decide: what rounding may change in them
 UNLIKELY = 1e-3
-RTOLS = {name: RTOL[definition_dtype(name)] for name in ("float32", "float16", "bfloat16")}  # of inputs
 Outputs: TypeAlias = list[torch.Tensor]
 T = TypeVar("T")
 
@@ -187,24 +185,6 @@ def settle_precision(
     return 0
 
 
-def rounds_to(definition: Definition, own: Outputs, higher: Outputs, chosen: Mapping[int, Choice]) -> bool:
-    """Whether the reference's outputs in its own precision are those of a higher one but for rounding.
-
-    It may round to the dtype of its inputs on the way: an output of float32 can be as coarse as they are.
-    """
-    coarsest = max((RTOLS.get(tensor.dtype, 0.0) for tensor in definition.inputs.values()), default=0.0)
-    for place, (ours, theirs) in enumerate(zip(own, higher, strict=True)):
-        off = difference(ours, theirs, None, chosen.get(place)).error
-        if off <= (MOST_ROUNDING * max(coarsest / RTOL[ours.dtype], 1.0) if ours.dtype in RTOL else SAME):
-            continue
-        if ours.dtype in RTOL or place in chosen or ours.shape != theirs.shape or ours.dtype.is_floating_point:
-            return False
-        counts = theirs.double()
-        if float((ours.double() - counts).norm()) > COUNTS_SHARE * float(counts.norm()):
-            return False
-    return True
-
-
 def check_as_solution(definition: Definition, outputs: Outputs, truth: Truth) -> None:
     """AtFault where the reference's `outputs`, of another run on the same inputs, would not pass as a Solution's."""
     for name, off in zip(definition.outputs, truth.differences(outputs), strict=True):
@@ -214,11 +194,11 @@ def check_as_solution(definition: Definition, outputs: Outputs, truth: Truth) ->
         raise AtFault(f"its reference, judged as a Solution, does not pass: its {name} is {words}")
 
 
-def with_widest_spread(definition: Definition, attempt: Callable[[Spread], T]) -> T:
-    """What `attempt` makes of the widest spread of inputs on which the reference can be judged by; AtFault, if none."""
-    *wider, narrowest = spreads_for(definition)
+def with_widest_spread(spreads: Sequence[Spread], attempt: Callable[[Spread], T]) -> T:
+    """What `attempt` makes of the widest of `spreads` on which the reference can be judged by; AtFault, if none."""
+    *wider, narrowest = spreads
     for spread in wider:
-        with suppress(AtFault):
+        with suppress(AtFault, BrokenConstraint):
             return attempt(spread)
     return attempt(narrowest)
 

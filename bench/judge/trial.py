@@ -44,6 +44,7 @@ class Trial:
     differences: list[Difference] = field(default_factory=list)
     wrong: list[WrongElements] = field(default_factory=list)  # of the first invocation that was wrong
     timed: int = 0
+    lacking: int = 0  # comparisons that were left out
     reference_count: int = FEW  # invocations of a batch of the reference's: what is known, then what is found
     first_ns: int = 0  # of the first run
 
@@ -78,7 +79,8 @@ class Trial:
     def notes(self) -> list[str]:
         """Outputs of which too little is known."""
         count = len(self.truths)
-        return [
+        few = f"compared {count} times, {self.lacking} fewer than a constant should be: its reference takes too long"
+        return [few] * bool(self.lacking) + [
             f"{result.name}: is the same in all of {count} invocations that were compared: a constant passes"
             for result, of_one in zip(self.truth.drawn.results, zip(*self.truths, strict=True), strict=False)
             if count > FEW and len({*of_one}) == 1 and self.truth.drawn.varied and result.bytes
@@ -108,18 +110,21 @@ class Trial:
 
     def _compare_more(self, count: int) -> None:
         """As many that a constant or a remembered answer fails, where there are few that are right."""
-        while (lacking := min(self.comparisons_wanted, MOST_COMPARED) - len(self.truths)) > 0 and self._in_time():
+        while (lacking := self.comparisons_lacking) > 0 and self._in_time():
             done = self.candidate.run(range(count), chosen=lacking)
             check_report(done.report)
             self._compare_timed(Batch(done.seed, done.outputs))
+        self.lacking = max(lacking, 0)
 
     @property
-    def comparisons_wanted(self) -> int:
+    def comparisons_lacking(self) -> int:
         """What the output of the fewest values needs: who leaves out that one is right in the others."""
-        return max((comparisons_needed(of_one) or 0 for of_one in zip(*self.truths, strict=True)), default=0)
+        wanted = max((comparisons_needed(of_one) or 0 for of_one in zip(*self.truths, strict=True)), default=0)
+        return min(wanted, MOST_COMPARED) - len(self.truths)
 
     def _in_time(self) -> bool:
-        return all(each.spent < each.limits.timeout / 2 for each in (self.candidate, self.truth.reference))
+        """Whether the reference is. A Solution that is not has no end to its comparisons but its own time limit."""
+        return self.truth.reference.spent < self.truth.reference.limits.timeout / 2
 
     def _compare(self, batch: Batch) -> list[tuple[str | None, str | None]]:
         """Of each chosen invocation: why its outputs are wrong, None where they are right; and how they show that it

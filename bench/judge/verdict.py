@@ -18,6 +18,7 @@ from kcap.replay.rebuild.memory import raw_bytes
 from kcap.replay.roofline.ceilings import Ceilings, kept_ceilings, raised_ceilings
 from kcap.replay.roofline.cost import cost_of_workload
 from kcap.replay.roofline.floor import floor_us
+from kcap.schemas.derive.cost import Cost
 from kcap.schemas.results.outcome import Clocked, Status
 from kcap.system.open_files import ensure_free_descriptors
 
@@ -110,24 +111,32 @@ class Floors:
     ceilings: Ceilings | None = None
     unknown: str = ""
     sure: bool = field(default=False, repr=False)
+    costs: dict[tuple[str, str], list[Cost | None]] = field(default_factory=dict, repr=False)  # by Workload
 
     def check(self, drawn: InputPool, time: Clocked) -> float | None:
         """Microseconds that the invocations on `drawn` cannot go below, None where not known; Rejected, if `time` does.
 
         How much there is to do may depend on what rules make: the floor is that of the least of some.
         """
-        floor = self._floor(drawn, time)
+        costs = self._costs(drawn)
+        floor = self._floor(costs, time)
         if floor is not None and time.median_us < floor and not self.sure:
             self._ask(self.again)
             self.sure = True
-            floor = self._floor(drawn, time)
+            floor = self._floor(costs, time)
         if floor is not None and time.median_us < floor:
             words = f"{time.median_us:.3g} µs is below the machine's floor of {floor:.3g} µs for it"
             raise Rejected("REWARD_HACK", words)
         return floor
 
-    def _floor(self, drawn: InputPool, time: Clocked) -> float | None:
-        costs = [cost_of_workload(drawn.definition, inputs) for inputs in drawn.draws.examples()]
+    def _costs(self, drawn: InputPool) -> list[Cost | None]:
+        """Of some invocations."""
+        key = drawn.definition.name, drawn.draws.workload.uuid
+        if key not in self.costs:
+            self.costs[key] = [cost_of_workload(drawn.definition, inputs) for inputs in drawn.draws.examples()]
+        return self.costs[key]
+
+    def _floor(self, costs: Sequence[Cost | None], time: Clocked) -> float | None:
         if None not in costs and self.ceilings is None and not self.unknown:
             self._ask(self.find)
         if self.ceilings is None:

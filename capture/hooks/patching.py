@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
@@ -88,9 +89,9 @@ class Methods:
 
     def around(self, owner: Any, name: str, around: Around) -> None:
         """Have `owner.name(self, …)` call `around(original, self, …)`; AttributeError if there is no such method."""
-        own = owner.__dict__.get(name)
-        kind = type(own) if isinstance(own, classmethod | staticmethod) else None
-        original = own.__func__ if kind else getattr(owner, name) if own is None else own
+        own, found = owner.__dict__.get(name), inspect.getattr_static(owner, name)
+        kind = type(found) if isinstance(found, classmethod | staticmethod) else None
+        original = found.__func__ if kind else getattr(owner, name) if own is None else own
 
         @functools.wraps(original)
         def replacement(*args: Any, **kwargs: Any) -> Any:

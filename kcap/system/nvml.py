@@ -39,9 +39,15 @@ def other_gpus(device: str) -> tuple[Path, ...] | None:
     """The device files of the machine's other GPUs; None where NVML cannot tell which is whose (parts by MIG)."""
     library, handle = opened(device)
     own = None if library is None else ask(library.nvmlDeviceGetMinorNumber, handle)
-    if own is None:
+    if own is None or _in_parts(library, handle):
         return None
     return tuple(file for file in sorted(DEVICES.glob("nvidia[0-9]*")) if file.name != f"nvidia{own}")
+
+
+def _in_parts(library: Any, handle: ctypes.c_void_p) -> bool:
+    """Whether MIG divides the GPU."""
+    now, later = ctypes.c_uint(), ctypes.c_uint()
+    return not library.nvmlDeviceGetMigMode(handle, ctypes.byref(now), ctypes.byref(later)) and bool(now.value)
 
 
 def ask(function: Any, handle: ctypes.c_void_p, *which: int, kind: Any = ctypes.c_uint) -> int | None:

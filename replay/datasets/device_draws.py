@@ -40,7 +40,7 @@ def fill_floats(
     """Fill `place`, [invocations, elements], with floats of the invocations from number `first` on.
 
     `pool`: [pieces, elements of a piece] in float32; `spread`: octaves, offset and outlier, as
-    kcap.replay.datasets.invocations.Spread has them.
+    kcap.replay.datasets.spreads.Spread has them.
     """
     streams = [stream & _MASK]
     for _ in range(4):

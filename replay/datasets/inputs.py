@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from kcap.errors import FormatError, KcapError
+from kcap.replay.datasets.device_draws import IntegerRange
 from kcap.replay.rebuild import memory
 from kcap.replay.rebuild.rebuild import DATA_DTYPES, SMALL_INTEGERS
 from kcap.schemas.derive import constraints, families
@@ -59,7 +60,7 @@ def make_inputs(
     device: str = "cpu",
     seed: int = 0,
     limit: int | None = None,
-    integers: Mapping[str, tuple[int, int]] | None = None,
+    integers: Mapping[str, IntegerRange] | None = None,
 ) -> WorkloadInputs:
     """The inputs of `workload` on `device`, the same for the same `seed`.
 
@@ -87,7 +88,7 @@ def draft_inputs(
     workload: Workload,
     stored: GivenInputs,
     seed: int,
-    integers: Mapping[str, tuple[int, int]] | None = None,
+    integers: Mapping[str, IntegerRange] | None = None,
 ) -> WorkloadDraft:
     """The inputs of `workload` that are given or integers, the caches trimmed; the others are made when read."""
     label = f"{definition.name} {workload.uuid}"
@@ -120,7 +121,7 @@ def _check_constraints(draft: WorkloadDraft, label: str, inputs: dict[str, Any] 
     constraints.check(texts, {**sizes, **(inputs or {})}, label)
 
 
-def _make_integers(draft: WorkloadDraft, label: str, ranges: Mapping[str, tuple[int, int]]) -> None:
+def _make_integers(draft: WorkloadDraft, label: str, ranges: Mapping[str, IntegerRange]) -> None:
     """Make every integer input. Without a rule it is drawn, by default small, unless its file is missing."""
     for name, tensor in draft.definition.inputs.items():
         if tensor.shape is None or not _is_index(tensor) or draft[name] is not None or name in draft.given:

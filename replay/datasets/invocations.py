@@ -20,6 +20,7 @@ import ctypes
 import struct
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ import torch
 from kcap.replay.datasets import device_draws
 from kcap.replay.datasets.device_draws import IntegerRange, RowShape, as_integers
 from kcap.replay.datasets.inputs import WorkloadInputs, draft_inputs, draw_tensor, make_inputs, read_given
-from kcap.replay.datasets.spreads import Spread, spreads_for
+from kcap.replay.datasets.spreads import Spread, spreads_for, within_axes
 from kcap.replay.rebuild.rebuild import SMALL_INTEGERS
 from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.flashinfer.definition import Definition, Workload
@@ -63,7 +64,9 @@ class InvocationDraws:
         limit: int | None = None,
     ) -> None:
         self.definition, self.workload = definition, workload
-        self.spread = spreads_for(definition)[0] if spread is None else spread
+        spread = spreads_for(definition)[0] if spread is None else spread
+        integers = within_axes(spread.integers, {**workload.axes, **definition.const_axes}.values())
+        self.spread = replace(spread, integers=integers)
         self.example: WorkloadInputs = make_inputs(
             definition, workload, dataset, "cpu", secret, limit, self.spread.integers
         )
@@ -81,7 +84,7 @@ class InvocationDraws:
 
     @property
     def distinct(self) -> int | None:
-        """Of how many invocations of a seed, one after another, all inputs are not another's; None: of all."""
+        """How many invocations of a seed, one after another, have inputs unlike each other's; None: all."""
         return self._variant_count or None if self.varied and self._by_rules_alone else None
 
     def examples(self, count: int = 5) -> Iterator[dict[str, Any]]:

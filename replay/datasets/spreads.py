@@ -6,10 +6,11 @@ As far as suits what its reference does, which is read from its source: a produc
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kcap.replay.datasets.device_draws import IntegerRange
+from kcap.replay.rebuild.rebuild import SMALL_INTEGERS
 from kcap.schemas.files.python_source import parse
 from kcap.schemas.flashinfer.definition import Definition
 
@@ -31,7 +32,8 @@ class Spread:
 WIDE = Spread(1.0, 1.0, 0.7)
 OF_PRODUCTS = Spread(0.5, 0.0, 0.5)
 NARROW = Spread(0.125)  # so that no number of the pool recurs
-WORDS, COUNTS = (-(1 << 31), (1 << 31) - 1), (1, 1000)  # integers that are taken apart, and that are no indices
+WORDS, COUNTS = (-(1 << 31), (1 << 31) - 1), (1, 1000)  # integers that are taken apart, and that count
+INDEXING = frozenset({"gather", "index_select", "take", "take_along_dim"})  # the first operand, or `self`, is indexed
 
 
 def spreads_for(definition: Definition) -> tuple[Spread, ...]:
@@ -43,16 +45,27 @@ def spreads_for(definition: Definition) -> tuple[Spread, ...]:
         spreads = WIDE, *spreads
     tensors = (*definition.inputs.values(), *definition.outputs.values())
     shifted, shifts = shifted_inputs(definition)
-    wide = dict.fromkeys(shifted - shifts, WORDS)
+    integers = [name for name, tensor in definition.inputs.items() if "int" in tensor.dtype and name not in shifts]
+    wide = {name: WORDS for name in integers if name in shifted}
     if not any("float" in tensor.dtype for tensor in tensors):
         spreads = (NARROW,)
-        wide = dict.fromkeys(definition.inputs.keys() - shifts, COUNTS) | wide
-    return (*(replace(spread, integers=wide) for spread in spreads), *spreads) if wide else spreads
+        wide = dict.fromkeys(integers, COUNTS) | wide
+    each = [{name: span} for name, span in wide.items()] if len(wide) > 1 else []  # the others may be indices
+    return (*(replace(spread, integers=one) for one in (wide, *each) if one for spread in spreads), *spreads)
+
+
+def within_axes(spans: Mapping[str, IntegerRange], sizes: Iterable[int]) -> dict[str, IntegerRange]:
+    """`spans`, of which COUNTS are shorter than the shortest axis of `sizes`: they may yet be indices. Axes that small
+    integers would exceed are no bound.
+    """
+    most = SMALL_INTEGERS[1]
+    bound = min((size - 1 for size in sizes if size > most), default=most)
+    return {name: (span[0], min(span[1], bound)) if span == COUNTS else span for name, span in spans.items()}
 
 
 def shifted_inputs(definition: Definition) -> tuple[set[str], set[str]]:
     """The inputs whose bits the reference shifts to the right, as it takes packed numbers apart, and those by which it
-    shifts. What it shifts may be any input, where it has made something of one before.
+    shifts. Where it shifts what it has computed before, that may be of any input.
     """
     shifted, shifts, inputs = set[str](), set[str](), definition.inputs.keys()
     for node in ast.walk(parse(definition.reference)):
@@ -72,7 +85,15 @@ def shifted_inputs(definition: Definition) -> tuple[set[str], set[str]]:
 
 
 def _names(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    """What a value is made of; what it is indexed by is left out."""
+    match node:
+        case ast.Name(id=name):
+            return {name}
+        case ast.Subscript(value=value):
+            return _names(value)
+        case ast.Call(func=ast.Attribute(attr=attr, value=value), args=args) if attr in INDEXING:
+            return _names(value) - {"torch"} or _names(args[0])
+    return {name for child in ast.iter_child_nodes(node) for name in _names(child)}
 
 
 CONTRACTIONS = frozenset(

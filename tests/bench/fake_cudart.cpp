@@ -41,7 +41,7 @@ int wait() {
 extern "C" {
 void launch() { under_way = true; }
 void capture(int begins) { capturing = begins; }
-void refuse(int call) { refused = call; }  // the so manieth that makes, maps, allows or exports memory from now on
+void refuse(int call) { refused = call; }  // the n-th from now on that makes, maps, allows or exports memory
 
 int cudaSetDevice(int) { return 0; }
 int cudaMemsetAsync(void* to, int value, size_t size, void*) { std::memset(to, value, size); return 0; }

@@ -41,7 +41,7 @@ def raises_at_first(x):
 
 
 def refused_memory(call, x):
-    """By the so manieth call of CUDA's: it makes memory, maps, allows and exports it."""
+    """By the n-th call of CUDA's that makes, maps, allows or exports memory."""
     played.runtime.refuse(call)
     return doubled(x)
 

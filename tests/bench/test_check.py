@@ -56,6 +56,30 @@ def test_a_reference_agrees_with_its_operator_on_fresh_inputs(seed: int) -> None
     assert checker(kernel).check(kernel.definition.name, 0, None, seed)["status"] == "agrees"
 
 
+@pytest.mark.parametrize(("factor", "status"), [(1.0, "agrees"), (1.02, "differs")])
+def test_a_kernel_need_not_round_where_its_reference_does(
+    factor: float, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of float32 from bfloat16, as fused kernels keep sums: the reference rounds to bfloat16 on the way."""
+    kernel = kernel_of(linear(0, 7))
+    rounding = with_reference(kernel, "torch.matmul(A, B.T)", "torch.matmul(A, B.T).float()")
+
+    def run(use: object, resolved: object, inputs: object, form: KernelInstance) -> list[torch.Tensor]:
+        a, b = (slot.get().float() for slot in form.inputs.values())
+        return [factor * (a @ b.T)]
+
+    monkeypatch.setattr(checker_module, "run_operator", run)
+    assert checker(rounding).check(kernel.definition.name, 0, None, 0)["status"] == status
+
+
+def test_what_a_reference_means_in_float64_alone_is_no_truth() -> None:
+    """In bfloat16 it loses all digits."""
+    kernel = kernel_of(linear(0, 7))
+    product = "torch.matmul(A, B.T)"
+    losing = with_reference(kernel, product, f"{product} * 1000 - {product} * 999")
+    assert checker(losing).check(kernel.definition.name, 0, None, 0)["status"] == "differs"
+
+
 def in_group(number: int, operator: str, size: int, rank: int, **arguments: Value) -> Call:
     name = "handle" if operator.startswith("_C::") else "group_name"
     return call(number, operator, **{**arguments, name: Group(size, rank, "tp")})
@@ -239,11 +263,11 @@ def test_outputs_are_compared_where_they_are_and_on_the_cpu_if_memory_runs_out(m
     form = cast(KernelInstance, SimpleNamespace(outputs={"C": None}))
     devices: list[tuple[str, str]] = []
 
-    def compared(out: torch.Tensor, ref: torch.Tensor, _: object) -> Difference:
+    def compared(out: torch.Tensor, ref: torch.Tensor, *_: object) -> Difference:
         devices.append((out.device.type, ref.device.type))
         return Difference()
 
-    def too_large(out: torch.Tensor, ref: torch.Tensor, _: object) -> Difference:
+    def too_large(out: torch.Tensor, ref: torch.Tensor, *_: object) -> Difference:
         if "cpu" not in (out.device.type, ref.device.type):
             raise torch.OutOfMemoryError
         return Difference(2.0)

@@ -10,7 +10,8 @@ import torch
 from bench_datasets import of
 
 from kcap.bench.accuracy import Truth
-from kcap.bench.judge.reference import rounds_to, without_copies
+from kcap.bench.accuracy.rounding import rounds_to
+from kcap.bench.judge.reference import without_copies
 from kcap.replay.datasets.invocations import InvocationDraws
 from kcap.replay.datasets.reference import argument_order, compile_reference, named_outputs
 from kcap.replay.datasets.spreads import spreads_for

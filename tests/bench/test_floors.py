@@ -24,7 +24,8 @@ INPUTS = [torch.zeros(1 << 18, 4), torch.zeros(1 << 18, 4)]
 def drawn_of(*rows):
     """As many rows in each invocation."""
     every = [dict(zip(("x", "y"), (each[:count] for each in INPUTS), strict=True)) for count in rows]
-    return SimpleNamespace(definition=ADD, draws=SimpleNamespace(examples=lambda: every))
+    workload = SimpleNamespace(uuid=str(rows))
+    return SimpleNamespace(definition=ADD, draws=SimpleNamespace(examples=lambda: every, workload=workload))
 
 
 DRAWN = drawn_of(1 << 18)

