@@ -307,7 +307,7 @@ def test_a_definition_opens_into_its_reference_and_sizes(
     assert kcap("report", DATASET, "-o", page).code == 0
     opened = open_page(page)
     assert opened.page.locator("section").evaluate_all("all => all.map(one => one.id)") == ["definitions", "unknown"]
-    opened.page.fill("#definitions input", "mean")
+    opened.page.fill("#definitions input", "mean_rows")
     assert opened.text("[data-sum=workloads]") == "3"
     opened.page.get_by_role("button", name="mean_rows").click()
     opened.page.wait_for_selector("dialog .code")
