@@ -91,7 +91,7 @@ class Methods:
         """Have `owner.name(self, …)` call `around(original, self, …)`; AttributeError if there is no such method."""
         own, found = owner.__dict__.get(name), inspect.getattr_static(owner, name)
         kind = type(found) if isinstance(found, classmethod | staticmethod) else None
-        original = found.__func__ if kind else getattr(owner, name) if own is None else own
+        original = found.__func__ if kind else found
 
         @functools.wraps(original)
         def replacement(*args: Any, **kwargs: Any) -> Any:
