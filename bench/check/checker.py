@@ -96,12 +96,11 @@ class Checker:
             return cast(DrawAnswer, error_fields(error, self.rebuilder.target))
 
     def _check(self, kernel: DerivedDefinition, use: CallUse, sample: Sample | None, seed: int) -> CheckAnswer:
-        torch.manual_seed(seed)
-        resolved = self.rebuilder.resolve(use.call, sample)
         if use.call.group:
+            torch.manual_seed(seed)
+            resolved = self.rebuilder.resolve(use.call, sample)
             return self._check_together(kernel, use, resolved, use.call.group.size, seed)
-        inputs = self.rebuilder.build(resolved)
-        form = use.bind(invocation_with_inputs(resolved, inputs, use.call))
+        resolved, inputs, form = self._draw(use, sample, seed)
         if form.random:
             raise Skip("it draws numbers: two runs agree in distribution alone")
         with ChoiceRecorder() as recorder:
@@ -114,15 +113,20 @@ class Checker:
             raise Skip("its outputs have no number that could differ")
         return result
 
+    def _draw(self, use: CallUse, sample: Sample | None, seed: int) -> tuple[ResolvedCall, Inputs, KernelInstance]:
+        """The call on inputs of `seed`, and where the Definition's are among them."""
+        torch.manual_seed(seed)
+        resolved = self.rebuilder.resolve(use.call, sample)
+        inputs = self.rebuilder.build(resolved)
+        return resolved, inputs, use.bind(invocation_with_inputs(resolved, inputs, use.call))
+
     def _truth(
         self, kernel: DerivedDefinition, use: CallUse, sample: Sample | None, seed: int, own: list[Any]
     ) -> list[torch.Tensor] | None:
         """What the reference makes of the same inputs in float64, where but for rounding that is its `own`: a kernel
         need not round where the reference does, as fused ones do not. None where it does not run in float64.
         """
-        torch.manual_seed(seed)
-        resolved = self.rebuilder.resolve(use.call, sample)
-        form = use.bind(invocation_with_inputs(resolved, self.rebuilder.build(resolved), use.call))
+        _, _, form = self._draw(use, sample, seed)
         try:
             higher = self._reference(kernel, [in_float64(slot.get()) for slot in form.inputs.values()])
         except Exception:
