@@ -111,7 +111,7 @@ class Floors:
     ceilings: Ceilings | None = None
     unknown: str = ""
     sure: bool = field(default=False, repr=False)
-    costs: dict[tuple[str, str], list[Cost | None]] = field(default_factory=dict, repr=False)  # by Workload
+    costs: dict[tuple[str, str], list[Cost]] = field(default_factory=dict, repr=False)  # by Workload
 
     def check(self, drawn: InputPool, time: Clocked) -> float | None:
         """Microseconds that the invocations on `drawn` cannot go below, None where not known; Rejected, if `time` does.
@@ -129,20 +129,21 @@ class Floors:
             raise Rejected("REWARD_HACK", words)
         return floor
 
-    def _costs(self, drawn: InputPool) -> list[Cost | None]:
-        """Of some invocations."""
+    def _costs(self, drawn: InputPool) -> list[Cost]:
+        """Of some invocations; none, where that of one is not known."""
         key = drawn.definition.name, drawn.draws.workload.uuid
         if key not in self.costs:
-            self.costs[key] = [cost_of_workload(drawn.definition, inputs) for inputs in drawn.draws.examples()]
+            every = [cost_of_workload(drawn.definition, inputs) for inputs in drawn.draws.examples()]
+            known = [cost for cost in every if cost is not None]
+            self.costs[key] = known if len(known) == len(every) else []
         return self.costs[key]
 
-    def _floor(self, costs: Sequence[Cost | None], time: Clocked) -> float | None:
-        if None not in costs and self.ceilings is None and not self.unknown:
+    def _floor(self, costs: Sequence[Cost], time: Clocked) -> float | None:
+        if costs and self.ceilings is None and not self.unknown:
             self._ask(self.find)
-        if self.ceilings is None:
+        if not costs or self.ceilings is None:
             return None
-        floors = [floor_us(cost, self.ceilings, time.cache or "warm") for cost in costs if cost is not None]
-        return min(floors) if len(floors) == len(costs) else None
+        return min(floor_us(cost, self.ceilings, time.cache or "warm") for cost in costs)
 
     def _ask(self, how: FindCeilings) -> None:
         ensure_free_descriptors(FILES_TO_MEASURE)  # else what is lacking now would be unknown for good
