@@ -139,11 +139,6 @@ def replay(path: Path, *options: str, interpret: str = "1") -> tuple[int, list[d
     return done.returncode, [orjson.loads(line) for line in out.read_bytes().splitlines()], done.stdout
 
 
-def only(path: Path, *options: str, **more: str) -> dict[str, Any]:
-    _, (measurement,), _ = replay(path, *options, **more)
-    return measurement
-
-
 @dataclass(frozen=True)
 class Case:
     """A launch, the source of its kernel, and the integers of a Sample, by the place of their argument."""
@@ -316,7 +311,8 @@ def test_without_a_gpu_and_the_interpreter_the_reason_is_given(recorded: Write) 
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    assert "TRITON_INTERPRET=1" in only(recorded([add()], ADD), interpret="0")["reason"]
+    _, (measurement,), _ = replay(recorded([add()], ADD), interpret="0")
+    assert "TRITON_INTERPRET=1" in measurement["reason"]
 
 
 @pytest.mark.parametrize(
