@@ -27,7 +27,7 @@ from test_vllm_serve import free_port
 import kcap
 from kcap.capture.controller.models import find_config
 from kcap.schemas.recording.recording import Recording
-from kcap.schemas.recording.turns import Turn, read_turns
+from kcap.schemas.recording.turns import read_turns
 from kcap.schemas.validation.recording import check_recording
 from kcap.schemas.validation.report import Report
 
@@ -117,9 +117,10 @@ def kcap_show(path: Path, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
 
 
-def answered(recording: Recording) -> list[Turn]:
-    """The turns whose answer was sent whole."""
-    return [turn for turn in read_turns(recording.path) if turn.status == 200 and not turn.aborted]
+def answered_requests(recording: Recording) -> list[int]:
+    """The places of those whose answer was sent whole."""
+    turns = read_turns(recording.path)
+    return [turn.requests[0] for turn in turns if turn.status == 200 and not turn.aborted]
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,7 @@ def again(agent: Any, agent_model: Path, environment: dict[str, str], tmp_path_f
     words = ("--workload", str(agent[0].path), "--concurrency", "1", "--speed", "1000")
     ran = served(output, agent_model, free_port(), environment, *words)
     assert ran.returncode == 0, ran.stderr
-    whole = len(answered(agent[0]))
+    whole = len(answered_requests(agent[0]))
     assert f"{whole} of {whole} turns answered" in ran.stderr
     return kcap.load(output)
 
@@ -139,14 +140,8 @@ def tokens_of(recording: Recording, places: Iterable[int]) -> list[tuple[int, in
     return sorted((request.prompt, request.cached, request.generated) for request in ran)
 
 
-def usage_of(recording: Recording) -> list[tuple[int, int, int]]:
-    """The same as the engine told its clients, which is what is sent again."""
-    told = [turn.usage for turn in answered(recording)]
-    return sorted((usage.prompt, usage.cached or 0, usage.generated) for usage in told if usage is not None)
-
-
 def test_turns_that_are_sent_again_have_the_same_tokens_and_hits(agent: Any, again: Recording) -> None:
-    assert tokens_of(again, (turn.requests[0] for turn in answered(again))) == usage_of(agent[0])
+    assert tokens_of(again, answered_requests(again)) == tokens_of(agent[0], answered_requests(agent[0]))
     assert again.metadata.block_size == agent[0].metadata.block_size
     assert_requests_sum_to_steps(again)
 
@@ -157,5 +152,5 @@ def test_turns_are_run_without_a_server(agent: Any, agent_model: Path, kcap_reco
     ran = kcap_record(tmp_path / "out", "--model", agent_model, *arguments, "--eager", *load)
     assert ran.returncode == 0, ran.stderr
     recording = kcap.load(tmp_path / "out")
-    assert tokens_of(recording, range(len(recording.requests))) == usage_of(agent[0])
+    assert tokens_of(recording, range(len(recording.requests))) == tokens_of(agent[0], answered_requests(agent[0]))
     assert_requests_sum_to_steps(recording)
