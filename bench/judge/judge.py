@@ -54,6 +54,18 @@ class RunningSolution:
 
 
 @dataclass
+class WorkloadFindings:
+    """What is known of a Workload since it was first judged. `settled`: the inputs on which its reference can be judged
+    by, and its precision there; `small_integers`: it refused larger ones; `reference_count`: invocations of a batch of
+    the reference's.
+    """
+
+    settled: tuple[Spread, ReferencePrecision] | None = None
+    small_integers: bool = False
+    reference_count: int = FEW
+
+
+@dataclass
 class Judge:
     """`root`: the dataset that blobs are read from. `environment`: what Outcomes say of the machine."""
 
@@ -66,9 +78,7 @@ class Judge:
     running: RunningSolution | None = None
     references: dict[tuple[str, str], Candidate] = field(default_factory=dict)  # by the form's name and code
     uncaptured: dict[str, str] = field(default_factory=dict)  # why references cannot be captured, by Definition
-    settled: dict[tuple[str, str], tuple[Spread, ReferencePrecision]] = field(default_factory=dict)
-    small_integers: set[tuple[str, str]] = field(default_factory=set)  # Workloads of which larger ones have failed
-    batches: dict[tuple[str, str], int] = field(default_factory=dict)  # of references: invocations of each
+    findings: dict[tuple[str, str], WorkloadFindings] = field(default_factory=dict)  # by Definition and Workload
 
     def judge(self, solution: Solution, definition: Definition, workload: Workload) -> Outcome:
         """What comes of it; no error of the Solution's, the Definition's or the Workload's leaves here, nor one of the
@@ -116,16 +126,15 @@ class Judge:
     def _attempt(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
         if self.running and self.running.solution != solution:
             self._drop()  # before anything is asked of what it may hold
-        key = definition.name, workload.uuid
+        found = self.findings.setdefault((definition.name, workload.uuid), WorkloadFindings())
         try:
-            truth = self._truth(definition, workload)
-            verdict = self._trial(solution, truth)
+            truth = self._truth(definition, workload, found)
+            verdict = self._trial(solution, truth, found)
         except AtFault:
             self._drop_references()
-            if key not in self.settled or not self.settled[key][0].integers:
+            if found.settled is None or not found.settled[0].integers:
                 raise
-            del self.settled[key]  # few of the larger integers are none that the reference takes
-            self.small_integers.add(key)
+            found.settled, found.small_integers = None, True  # few of the larger ones are none that the reference takes
             return self._attempt(solution, definition, workload)
         notes = [*truth.drawn.example.notes, *truth.precision.notes, *verdict.get("notes", ())]
         caveats = timing_caveats(verdict.get("time"))
@@ -139,20 +148,19 @@ class Judge:
                 first, _, _ = why.partition("\n")
                 yield f"{what} is launched, as it cannot be captured in a CUDA graph: {first[:MOST_TOLD]}"
 
-    def _truth(self, definition: Definition, workload: Workload) -> ReferenceOracle:
+    def _truth(self, definition: Definition, workload: Workload, found: WorkloadFindings) -> ReferenceOracle:
         """On the widest spread of inputs by which the reference can be judged, or the one that was before."""
         dataset = Dataset(self.root) if self.root else None
-        key = definition.name, workload.uuid
 
         def on_spread(spread: Spread, known: ReferencePrecision | None = None) -> ReferenceOracle:
             drawn = draw_inputs(definition, workload, dataset, self.limits.memory, spread)
             truth = open_oracle(partial(self._reference, definition), drawn, known)
-            self.settled[key] = spread, truth.precision
+            found.settled = spread, truth.precision
             return truth
 
-        if settled := self.settled.get(key):
-            return on_spread(*settled)
-        spreads = [each for each in spreads_for(definition) if not each.integers or key not in self.small_integers]
+        if found.settled:
+            return on_spread(*found.settled)
+        spreads = [each for each in spreads_for(definition) if not (each.integers and found.small_integers)]
         return with_widest_spread(spreads, on_spread)
 
     def _reference(self, definition: Definition, form: Definition) -> Candidate:
@@ -182,16 +190,15 @@ class Judge:
         while self.references:
             self.references.popitem()[1].end()
 
-    def _trial(self, solution: Solution, truth: ReferenceOracle) -> dict[str, Any]:
+    def _trial(self, solution: Solution, truth: ReferenceOracle, found: WorkloadFindings) -> dict[str, Any]:
         running = self._running(solution)
         if running.failure:
             status, reason, log = running.failure
             return {"status": status, "reason": reason, "log": log}
         assert running.candidate is not None
-        key = truth.drawn.definition.name, truth.drawn.draws.workload.uuid
-        trial = Trial(running.candidate, truth, self.seconds, reference_count=self.batches.get(key, FEW))
+        trial = Trial(running.candidate, truth, self.seconds, reference_count=found.reference_count)
         verdict = self._verdict(trial, running)
-        self.batches[key] = trial.reference_count
+        found.reference_count = trial.reference_count
         more = {"accuracy": trial.accuracy, "wrong": trial.wrong, "confined": trial.candidate.confined}
         return {**verdict, **more, "notes": trial.notes}
 

@@ -51,8 +51,10 @@ import torch
 
 
 def run(q, k_cache, v_cache, block_table, seq_lens, sm_scale):
-    keys = torch.arange(block_table.shape[1] * k_cache.shape[1], device=q.device)[None] < seq_lens[:, None]
-    pages = torch.where(keys[:, :: k_cache.shape[1]], block_table, 0).long()
+    page = k_cache.shape[1]
+    columns = max(-(-int(seq_lens.max()) // page), 1)
+    keys = torch.arange(columns * page, device=q.device)[None] < seq_lens[:, None]
+    pages = torch.where(keys[:, ::page], block_table[:, :columns], 0).long()
     k, v = (cache[pages].flatten(1, 2).transpose(1, 2).float() for cache in (k_cache, v_cache))
     queries = q.float().unflatten(1, (k.shape[1], -1))
     logits = queries @ k.transpose(2, 3) * sm_scale
