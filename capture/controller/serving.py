@@ -96,7 +96,7 @@ class _ServerRun:
             children.append(Child(self.client.command, env, Path(self.session.directory) / "client.log"))
             return self._failure_under(children[-1])
         finally:
-            self.at.attend(Phase("ending the server"))
+            self.at.attend(Phase("ending what was started"))
             run.end_children(children, self.at)
             for child in children:
                 child.show()
