@@ -129,17 +129,16 @@ class _ServerRun:
             return ""
         if self.server.status is not None:
             return f"the server ended while the client ran{self._how(self.server)}"
-        if why:
+        if why and (client.status or why != SLOW):  # one that is only busy serves
             how = status_text(client.status or 0)
             return f"the server no longer served when the client ended, with {how} ({why}):\n{self._lines()}"
         return f"the client failed{self._how(client)}" if client.status else ""
 
     def _why_no_more(self) -> str:
-        """Why the server does not serve after its client's end; one that is slow to answer does."""
+        """Why the server does not serve after its client's end."""
         with suppress(KcapError):  # the window has closed for good
             window_control.close_window(self.session)  # some servers run a step to answer
-        why = why_not_ready(self.client.ready)
-        return "" if why == SLOW else why
+        return why_not_ready(self.client.ready)
 
     def _attended(self, ask: Callable[[], str], phase: Phase) -> str:
         """What `ask` returns; SLOW if a signal came first."""

@@ -32,6 +32,9 @@ class Handler(BaseHTTPRequestHandler):
             window.begin(StepShape("decode", [1], [step]))
             torch.mm(a, a)
             window.end()
+        if self.server.stalls:
+            time.sleep(60)
+        self.server.stalls = path == "/stall"
         self.send_response(200)
         self.end_headers()
 
@@ -39,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 server = HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
-server.broken = False
+server.broken = server.stalls = False
 try:
     server.serve_forever()
 except KeyboardInterrupt:

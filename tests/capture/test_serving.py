@@ -108,6 +108,16 @@ def test_a_server_that_failed_is_named_where_its_client_ends_first(serve: Callab
     assert counted(tmp_path / "out") == (4, 4)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_server_that_is_slow_is_named_only_where_its_client_failed(
+    serve: Callable[..., Any], fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "ANSWER_TIMEOUT", 0.5)
+    ran = serve(SERVER, "steps?4", "stall", *(["fail"] if fails else []))
+    assert ran.code == (3 if fails else 0), ran.err
+    assert ("when the client ended, with status 1 (no answer: timed out)" in ran.err) == fails
+
+
 @pytest.mark.parametrize(("server", "words", "code"), [(SERVER, ("steps?4", "hang"), 0), (SILENT, (), 1)])
 def test_ctrl_c_ends_what_heeds_no_signal_within_five_seconds(
     serve: Callable[..., Any],
