@@ -27,7 +27,7 @@ KILL_SEQUENCE = (
 )  # seconds until the next is sent: usually, and in a hurry
 LEFT_IN_A_HURRY = 0.5  # seconds that what is left of a group has then
 POLL = 0.02
-ERROR = re.compile(r"\b[A-Za-z_.]+(?:Error|Exception)(?:: .+|$)")
+ERROR = re.compile(r"\b[A-Za-z_][\w.]*(?:Error|Exception)(?:: .+|$)")
 NO_ERROR = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING|\w+Warning)\b")  # what such a line names did not end the process
 LONGEST_LINE = 600  # characters of one that is told
 DETAILS = 3  # lines that an error may go on for

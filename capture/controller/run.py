@@ -118,21 +118,22 @@ def run_to_end(command: list[str], session: Session, at: RunControl, log: Path |
         if ended is None:
             asked = at.ending_text()
             at.attend(Phase(f"{at.ending.name}: ending {'the command' if session.command else 'the engine'}"))
-        end_child(child, at)
+        end_children([child], at)
     if ended is not None:
         return ended
     click.echo(f"kcap: {asked}: all that was started has ended", err=True)
     return None
 
 
-def end_child(child: Child, at: RunControl) -> None:
-    """Close the windows, then end the child, or what is left of its process group."""
-    with ThreadPoolExecutor(1) as threads:
+def end_children(children: list[Child], at: RunControl) -> None:
+    """Close the windows, then end all children at once, or what is left of their process groups."""
+    with ThreadPoolExecutor(1 + len(children)) as threads:
         closing = threads.submit(close_windows, at.session)  # waits for processes that may be stuck
         began = time.monotonic()
         while not closing.done() and not (at.in_a_hurry() and time.monotonic() - began > CLOSE_IN_A_HURRY):
             time.sleep(0.02)
-        child.end(at.in_a_hurry)
+        for ending in [threads.submit(child.end, at.in_a_hurry) for child in children]:
+            ending.result()
         closing.result()
 
 

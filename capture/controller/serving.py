@@ -10,14 +10,16 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from kcap.capture.controller import run, window_control
-from kcap.capture.controller.child import Child
+from kcap.capture.controller.child import Child, status_text
 from kcap.capture.controller.output import WorkingDirectory
 from kcap.capture.controller.progress import Phase, any_registered, engine_phase, last_phase, shown_progress
 from kcap.capture.engines import Server, adapters
@@ -85,18 +87,24 @@ class _ServerRun:
 
     def whole(self) -> str:
         """From the server's start to its end; what failed."""
+        children = [self.server]
         try:
             self._wait_until_ready()
-            return self._client_to_its_end()
+            if self.client.opens:
+                window_control.open_window(self.session)
+            env = {name: value for name, value in os.environ.items() if name != SESSION_VARIABLE}
+            children.append(Child(self.client.command, env, Path(self.session.directory) / "client.log"))
+            return self._failure_under(children[-1])
         finally:
-            self.at.attend(Phase("ending the server"))
-            run.end_child(self.server, self.at)
-            self.server.show()
+            self.at.attend(Phase("ending what was started"))
+            run.end_children(children, self.at)
+            for child in children:
+                child.show()
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.client.patience
-        while why := why_not_ready(self.client.ready):
-            self._look(Phase(f"waiting for {self.client.ready}", self.session.doing))
+        phase = Phase(f"waiting for {self.client.ready}", self.session.doing)
+        while why := self._attended(lambda: why_not_ready(self.client.ready), phase):
             if self.at.ending:
                 raise KcapError(f"{self.at.ending_text()}: {run.NOTHING_KEPT}")
             if self.server.status is not None:
@@ -109,28 +117,39 @@ class _ServerRun:
         if not any_registered(self.session):
             run.explain_silence(self.session, 0, None)
 
-    def _client_to_its_end(self) -> str:
-        """Run the client, in the open window; what failed."""
-        if self.client.opens:
-            window_control.open_window(self.session)
-        env = {name: value for name, value in os.environ.items() if name != SESSION_VARIABLE}
-        child = Child(self.client.command, env, Path(self.session.directory) / "client.log")
-        while child.status is None and self.server.status is None and not self.at.ending:
+    def _failure_under(self, client: Child) -> str:
+        """What failed until the `client` ended, or the server, or a signal came."""
+        while client.status is None and self.server.status is None and not self.at.ending:
             self._look(engine_phase(self.session))
-            child.show()
+            client.show()
             time.sleep(run.POLL)
-        died = self.server.status is not None
-        ended_by_itself = child.status is not None
+        why = "" if self.server.status is not None else self._attended(self._why_no_more, engine_phase(self.session))
         if self.at.ending:
             click.echo(f"kcap: {self.at.ending_text()}: ending the client and the server", err=True)
-        if died:
-            child.end(self.at.in_a_hurry)
-        else:
-            run.end_child(child, self.at)
-        child.show()
-        if died:
+            return ""
+        if self.server.status is not None:
             return f"the server ended while the client ran{self._how(self.server)}"
-        return f"the client failed{self._how(child)}" if ended_by_itself and child.status else ""
+        if why and (client.status or why != SLOW):  # one that is only busy serves
+            how = status_text(client.status or 0)
+            return f"the server no longer served when the client ended, with {how} ({why}):\n{self._lines()}"
+        return f"the client failed{self._how(client)}" if client.status else ""
+
+    def _why_no_more(self) -> str:
+        """Why the server does not serve after its client's end."""
+        with suppress(KcapError):  # the window has closed for good
+            window_control.close_window(self.session)  # some servers run a step to answer
+        return why_not_ready(self.client.ready)
+
+    def _attended(self, ask: Callable[[], str], phase: Phase) -> str:
+        """What `ask` returns; SLOW if a signal came first."""
+        threads = ThreadPoolExecutor(1)
+        answer = threads.submit(ask)
+        threads.shutdown(wait=False)  # it ends with the server
+        while not self.at.ending:
+            self._look(phase)
+            with suppress(TimeoutError):
+                return answer.result(run.POLL)
+        return SLOW
 
     def _look(self, phase: Phase) -> None:
         self.at.attend(phase)
@@ -144,7 +163,7 @@ class _ServerRun:
 
 
 ANSWER_TIMEOUT = 5.0  # seconds that an answer may take
-
+SLOW = "no answer: timed out"
 
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 

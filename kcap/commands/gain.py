@@ -110,12 +110,14 @@ def _print(path: Path, found: Gains, shown: Sequence[Gain]) -> None:
 
 
 def _cells(found: Gains, row: Gain) -> list[str]:
+    from kcap.show.console import floor_factor
+
     over = row.times_floor
     most = [f"{found.most(row, phase):.1%}" if row.count[phase] and row.seams else "" for phase in found.phases]
     share = f"{found.share(row, 'all'):.1%}" if found.total_us else ""
     seam = ", ".join(sorted(row.seams)) or "none"
     name = row.name if row.seams or not row.why_no_seam else f"{row.name} ({row.why_no_seam})"
-    return [f"{row.count['all']:,}", share, "?" if over is None else f"{over:.2f}", *most, seam, name]
+    return [f"{row.count['all']:,}", share, "?" if over is None else floor_factor(over), *most, seam, name]
 
 
 def _whole(found: Gains) -> str:

@@ -1,4 +1,4 @@
-"""Where every command prints its tables, and how wide they are."""
+"""Where every command prints its tables, how wide they are, and how they write a time over its floor."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.text import Text
 PIPED_WIDTH = 200
 GAP = 2  # blanks between two columns
 LEAST_LAST = 4  # columns of the last one, however narrow the terminal
+MAX_FLOOR_FACTOR = 999  # beyond it the number means nothing
 
 
 def console() -> Console:
@@ -37,6 +38,15 @@ def print_table(out: Console, table: Table) -> None:
     widths = [max((_width(cell) for cell in (column.header, *column.cells)), default=0) for column in table.columns]
     table.columns[-1].max_width = max(out.width - sum(width + GAP for width in widths[:-1]), LEAST_LAST)
     out.print(table)
+
+
+def floor_factor(factor: float | None) -> str:
+    """Two or three digits: `1.4`, `27`, `310`; `…` for nearly no work; nothing if there is no floor."""
+    if factor is None:
+        return ""
+    if factor > MAX_FLOOR_FACTOR:
+        return "…"
+    return f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
 
 
 def _width(cell: object) -> int:

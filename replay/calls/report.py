@@ -12,12 +12,11 @@ from rich.text import Text
 from kcap.replay.calls.results import Results, Row, total_count, total_us
 from kcap.schemas.results.measurement import AT_FLOOR, DISTURBED, MADE_UP, NOTHING, SLOWED
 from kcap.schemas.validation.report import printable
-from kcap.show.console import plain_table, print_table
+from kcap.show.console import MAX_FLOOR_FACTOR, floor_factor, plain_table, print_table
 from kcap.system.worker_process import Environment
 
 HOST_ROWS = 10
 REASONS = 12
-MAX_FLOOR_FACTOR = 999  # beyond it the number means nothing
 SECTIONS = {False: "GPU time", True: "host time (not part of the GPU time)"}
 
 
@@ -79,15 +78,6 @@ def clock_marks(row: Row) -> str:
     if first is None or first.method is None:
         return ""
     return first.method if first.method in ("none", "host") else f"{first.method}, {first.cache}"
-
-
-def floor_factor(factor: float | None) -> str:
-    """Two or three digits: `1.4`, `27`, `310`; `…` for nearly no work; nothing if there is no floor."""
-    if factor is None:
-        return ""
-    if factor > MAX_FLOOR_FACTOR:
-        return "…"
-    return f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
 
 
 def duration(microseconds: float) -> str:

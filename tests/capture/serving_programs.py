@@ -1,7 +1,7 @@
 """Servers that stand for an engine, and a client of theirs."""
 
 SERVER = """
-import os, signal, sys
+import os, signal, sys, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 import torch
 from kcap.capture.session import SESSION_VARIABLE, read_session
@@ -18,10 +18,23 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/die":
             print("ValueError: out of memory", flush=True)
             os._exit(7)
+        if path == "/break":
+            print("RuntimeError: the engine is dead", flush=True)
+            self.server.broken = True
+        if path == "/hang":
+            window.begin(StepShape("decode", [1], [1]))
+            open("hangs", "w").close()
+            os.kill(os.getppid(), signal.SIGINT)
+            time.sleep(60)
+        if self.server.broken:
+            return self.send_error(503, "no engine")
         for step in range(int(steps or 0)):
             window.begin(StepShape("decode", [1], [step]))
             torch.mm(a, a)
             window.end()
+        if self.server.stalls:
+            time.sleep(60)
+        self.server.stalls = path == "/stall"
         self.send_response(200)
         self.end_headers()
 
@@ -29,6 +42,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 server = HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+server.broken = server.stalls = False
 try:
     server.serve_forever()
 except KeyboardInterrupt:
@@ -44,6 +58,30 @@ class Handler(BaseHTTPRequestHandler):
 
 print("loading the weights", flush=True)
 HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+SILENT = """
+import os, signal, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        open("hangs", "w").close()
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(60)
+
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+STUBBORN = """
+import signal, sys, threading, time
+
+def beat():
+    while True:
+        open(f"{sys.argv[0]}.lives", "w").close()
+        time.sleep(0.05)
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+threading.Thread(target=beat, daemon=True).start()
 """
 DIES = "import sys; print('RuntimeError: no such model', file=sys.stderr); sys.exit(5)"
 CLIENT = """

@@ -111,3 +111,5 @@ def test_an_error_goes_on_for_its_details_and_what_was_warned_of_is_none(tmp_pat
     ]
     log.write_text("Traceback (most recent call last):\n    assert ready\nAssertionError\n")
     assert last_lines(log, 1) == "  AssertionError"
+    log.write_text("vllm.v1.exceptions.EngineDeadError: its root cause is above\n")
+    assert last_lines(log, 1) == "  vllm.v1.exceptions.EngineDeadError: its root cause is above"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from processes import ended
-from serving_programs import CLIENT, DIES, NEVER, SERVER
+from serving_programs import CLIENT, DIES, NEVER, SERVER, SILENT, STUBBORN
 
 import kcap as kcap_package
 from kcap.capture.controller import serving
@@ -35,14 +35,14 @@ def port() -> int:
 def serve(kcap: Kcap, tmp_path: Path, port: int) -> Callable[..., Any]:
     """`serve(server, *client's words, options=[…])` runs `kcap record --client`; its output is `tmp_path / "out"`."""
 
-    def run(server: str, *words: object, options: tuple[str, ...] = ()) -> Any:
-        for name, text in (("server.py", server), ("client.py", CLIENT)):
+    def run(server: str, *words: object, options: tuple[str, ...] = (), client: str = CLIENT) -> Any:
+        for name, text in (("server.py", server), ("client.py", client)):
             (tmp_path / name).write_text(text)
         output = tmp_path / "out"
-        client = " ".join(map(str, (sys.executable, tmp_path / "client.py", port, output, *words)))
+        asks = " ".join(map(str, (sys.executable, tmp_path / "client.py", port, output, *words)))
         where = ("--ready", f"http://127.0.0.1:{port}/health")
         command = (sys.executable, str(tmp_path / "server.py"), str(port))
-        return kcap("record", "-o", output, "--client", client, *where, *options, "--", *command)
+        return kcap("record", "-o", output, "--client", asks, *where, *options, "--", *command)
 
     return run
 
@@ -98,6 +98,40 @@ def test_a_server_that_dies_under_its_client_leaves_what_it_ran(serve: Callable[
     assert "the server ended while the client ran, with status 7:\n  ValueError: out of memory" in ran.err
     assert counted(tmp_path / "out") == (4, 4)
     assert not kcap_package.load(tmp_path / "out").metadata.complete
+
+
+def test_a_server_that_failed_is_named_where_its_client_ends_first(serve: Callable[..., Any], tmp_path: Path) -> None:
+    ran = serve(SERVER, "steps?4", "break")
+    assert ran.code == 3, ran.err
+    assert "no longer served when the client ended, with status 1 (it answered 503 no engine):\n" in ran.err
+    assert "\n  RuntimeError: the engine is dead" in ran.err
+    assert counted(tmp_path / "out") == (4, 4)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_server_that_is_slow_is_named_only_where_its_client_failed(
+    serve: Callable[..., Any], fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "ANSWER_TIMEOUT", 0.5)
+    ran = serve(SERVER, "steps?4", "stall", *(["fail"] if fails else []))
+    assert ran.code == (3 if fails else 0), ran.err
+    assert ("when the client ended, with status 1 (no answer: timed out)" in ran.err) == fails
+
+
+@pytest.mark.parametrize(("server", "words", "code"), [(SERVER, ("steps?4", "hang"), 0), (SILENT, (), 1)])
+def test_ctrl_c_ends_what_heeds_no_signal_within_five_seconds(
+    serve: Callable[..., Any],
+    server: str,
+    words: tuple[str, ...],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = serve(STUBBORN + server, *words, client=STUBBORN + CLIENT)
+    assert ran.code == code, ran.err
+    lived = [file.stat().st_mtime - (tmp_path / "hangs").stat().st_mtime for file in tmp_path.glob("*.lives")]
+    assert len(lived) == (2 if words else 1) and max(lived) < 4, "seconds: a busy machine may take five"
 
 
 def test_a_server_that_never_becomes_ready_is_ended_with_its_last_lines(

@@ -108,6 +108,9 @@ def test_the_table_names_the_seam_and_the_whole(kcap: Kcap, recorded: Path, tmp_
     assert "60 invocations have no time" in said.out
     assert "of decode, 75.0% of prefill" in said.out or "75.0% of prefill, 60.0% of decode" in said.out
     assert "none" in said.out and "operator" in said.out
+    assert "  4.0  " in said.out
+    write_measurements(times, [measurement(CALLS[0], 4.0, 0.001)])
+    assert "  …  " in kcap("gain", recorded, "--measurements", times).out, "as in kcap replay, over 999"
 
 
 @pytest.mark.parametrize(

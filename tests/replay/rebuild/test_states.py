@@ -54,3 +54,14 @@ def test_what_the_sampler_writes_and_its_seeds_need_no_sample() -> None:
     wide = TensorSpec((4, 125), "int64", device="cuda:0", storage=3)
     bound = prepared("triton::_gumbel_sample_kernel.s01234567", {"local_argmax_ptr": wide, "seeds_ptr": wide}, {})
     assert [bound.contents[path].abs().max() for path in ("0", "1")] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "operator", ["_C::rejection_greedy_sample_kernel_impl", "triton::rejection_greedy_sample_kernel"]
+)
+def test_rejection_sampling_needs_no_token_ids(operator: str) -> None:
+    ends = "_ptr" if operator.startswith("triton") else ""
+    names = [f"{name}{ends}" for name in ("output_token_ids", "draft_token_ids", "target_argmax", "bonus_token_ids")]
+    wide = TensorSpec((4, 3), "int64", storage=3)
+    bound = prepared(operator, dict.fromkeys(names, wide), {})
+    assert [int(bound.contents[str(place)].abs().max()) for place in range(4)] == [0, 0, 0, 0]

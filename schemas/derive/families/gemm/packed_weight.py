@@ -5,7 +5,8 @@ W is [K, N] with a scale for each group of its rows; `B` holds it in int32, whos
 - AWQ's: [K, N / 8], a word has columns 0 2 4 6 1 3 5 7 of eight;
 - GPTQ's, shuffled for exllama: [K / 8, N], a word has rows 0 2 4 6 1 3 5 7 of eight;
 - Marlin's: [K / 16, N * 16 / (values in a word)], tiles of 16 by 64 in the order in which the threads of a warp hold
-  them (`get_weight_perm` of vLLM's marlin_utils_test.py), scales and zero points permuted to match (marlin_utils.py).
+  them (`get_weight_perm` of vLLM's marlin_utils_test.py), scales and zero points permuted to match (marlin_utils.py);
+- vLLM's for CPUs: [N / 16, K * 2], rows of 16 columns one after another, eight columns in a word.
 
 Zero points are packed along the columns. Without them the middle of the range is zero (GPTQ's `uint4b8`).
 """
@@ -68,6 +69,9 @@ MARLIN_ORDERS = {  # of the values in a word: as the weights lie in it, and wher
     4: ([0, 2, 4, 6, 1, 3, 5, 7], [0, 4, 1, 5, 2, 6, 3, 7]),
     8: ([0, 2, 1, 3, 4, 6, 5, 7], [0, 2, 1, 3]),
 }
+CPU_WEIGHT = "    q = unpacked(B, 4).reshape({n} // 16, {k}, 16).transpose(0, 1).flatten(1)"
+CPU_ZERO = """    zero = unpacked(B_zero, 4).flatten(-2).repeat_interleave({group}, dim=0)
+"""
 PLAIN_SCALE = "    scale = B_scale"
 
 
@@ -148,6 +152,12 @@ def gptq_weight(packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, o
     words, n = packed.shape
     texts = GPTQ_WEIGHT, PLAIN_SCALE, GPTQ_ZERO.format(group=8 * words // scale.shape[0], offset=offset)
     return PackedWeight("gptq" if offset else "gptq_v2", 8 * words, n, 4, packed, scale, zero, texts)
+
+
+def cpu_weight(packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> PackedWeight:
+    n, k = 16 * packed.shape[0], packed.shape[1] // 2
+    zeros = "    zero = 8\n" if zero is None else CPU_ZERO.format(group=k // scale.shape[0])
+    return PackedWeight("cpu", k, n, 4, packed, scale, zero, (CPU_WEIGHT.format(n=n, k=k), PLAIN_SCALE, zeros))
 
 
 def scalar_type_of(number: int) -> tuple[int, int]:

@@ -1,4 +1,5 @@
-"""weight_only_gemm: C = A @ W of a float A and a W of 4 or 8 bits (AWQ, GPTQ), by AWQ's, exllama's or Marlin's kernel.
+"""weight_only_gemm: C = A @ W of a float A and a W of 4 or 8 bits (AWQ, GPTQ), by AWQ's, exllama's or Marlin's kernel,
+or vLLM's for CPUs.
 
 The Definition has W as it is packed for the kernel (`packed_weight`); dequantize_weight unpacks it alone.
 """
@@ -10,7 +11,13 @@ import torch
 from kcap.schemas.derive.bound_call import BoundCall
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
-from kcap.schemas.derive.families.gemm.packed_weight import PackedWeight, awq_weight, gptq_weight, marlin_weight
+from kcap.schemas.derive.families.gemm.packed_weight import (
+    PackedWeight,
+    awq_weight,
+    cpu_weight,
+    gptq_weight,
+    marlin_weight,
+)
 from kcap.schemas.derive.index_arguments import set_zeros
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, written_or_returned
 from kcap.schemas.derive.kernel import KernelInstance, lazy_arg, tensor_arg
@@ -27,9 +34,8 @@ def marlin_gemm(call: Invocation) -> KernelInstance:
     zero, bias = with_elements(call, "b_zeros_or_none"), with_elements(call, "b_bias_or_none")
     k, n = int(call.number("size_k")), int(call.number("size_n"))
     kind = int(call.number("b_type_id", "b_q_type_id", "b_q_type"))
-    return weight_only_instance(
-        call, a, marlin_weight(k, n, kind, call.tensor("b_q_weight"), scale, zero), bias, "c_or_none", "c"
-    )
+    packed = marlin_weight(k, n, kind, call.tensor("b_q_weight"), scale, zero)
+    return weight_only_instance(call, a, packed, bias, "c_or_none", "c", bias_text=MARLIN_BIAS)
 
 
 @family("weight_only_gemm", "_C::awq_gemm")
@@ -50,6 +56,15 @@ def gptq_gemm(call: Invocation) -> KernelInstance:
     return weight_only_instance(call, call.tensor("a"), packed, None)
 
 
+@family("weight_only_gemm", "_C::cpu_gemm_wna16")
+def cpu_gemm(call: Invocation) -> KernelInstance:
+    """`isa_hint` says by which instructions."""
+    if call["pack_factor"] != 8:
+        raise Unrecognized("not of four bits")
+    packed = cpu_weight(call.tensor("q_weight"), call.tensor("scales"), call.optional("zeros"))
+    return weight_only_instance(call, call.tensor("input"), packed, call.optional("bias"), "output")
+
+
 @family("weight_only_gemm", "_C::allspark_w8a16_gemm", "_C::cutlass_w4a8_mm")
 def prepacked_gemm(call: Invocation) -> KernelInstance:
     raise Unrecognized(f"{call.operator}: its weight lies as CUTLASS's layouts for this device want it")
@@ -67,20 +82,27 @@ def refuse_elements(call: Invocation, *names: str) -> None:
             raise Unrecognized(f"{call.operator}: {name} orders the rows by activation")
 
 
-BIAS = "bias.unflatten(-1, (-1, 4, 4, 2)).transpose(-2, -3).flatten(-4).to(torch.float32)"
+MARLIN_BIAS = "bias.unflatten(-1, (-1, 4, 4, 2)).transpose(-2, -3).flatten(-4)"
 
 
 def weight_only_instance(
-    call: Invocation, a: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None, *outputs: str
+    call: Invocation,
+    a: torch.Tensor,
+    packed: PackedWeight,
+    bias: torch.Tensor | None,
+    *outputs: str,
+    bias_text: str = "bias",
 ) -> KernelInstance:
-    """`a`: [M, K]; `bias`: [N], in Marlin's order; `outputs`: the argument that is written, if there is one."""
+    """`a`: [M, K]; `bias`: [N], in order once it is `bias_text`; `outputs`: the argument that is written, if there is
+    one."""
     if a.dtype not in FLOATS or a.dim() != 2 or a.shape[1] != packed.k:
         raise Unrecognized("not a product with a matrix of floats")
     m, k, n = len(a), packed.k, packed.n
     inputs = {"A": tensor_arg(a, "M", "K"), **packed.inputs()}
     if bias is not None:
         inputs["bias"] = tensor_arg(bias, "N")
-    product = f"A.to(torch.float32) @ w{f' + {BIAS}' if bias is not None else ''}"
+    addend = "" if bias is None else f" + {bias_text}.to(torch.float32)"
+    product = f"A.to(torch.float32) @ w{addend}"
     return KernelInstance(
         name=f"weight_only_gemm{'_bias' if bias is not None else ''}_{packed.name(a.dtype)}",
         op_type="weight_only_gemm",
@@ -150,6 +172,12 @@ class MarlinGemm(ReplayRule):
 class AwqWeight(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
         set_words(bound, "_kernel", "_zeros", "qweight_ptr", "b_ptr", "zeros_ptr")
+
+
+@replay_rule("_C::cpu_gemm_wna16")
+class CpuGemm(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        set_words(bound, "q_weight", "zeros")
 
 
 @replay_rule("_C::gptq_gemm")

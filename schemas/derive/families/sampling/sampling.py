@@ -247,6 +247,22 @@ class GumbelSample(ReplayRule):
         set_zeros(bound, "seeds_ptr", "local_argmax_ptr")
 
 
+@replay_rule(
+    "_C::rejection_greedy_sample_kernel_impl",
+    "_C::rejection_random_sample_kernel_impl",
+    "triton::rejection_greedy_sample_kernel",
+    "triton::rejection_random_sample_kernel",
+)
+class RejectionSample(ReplayRule):
+    """It is no family's. Of its token ids, which are private, it writes some and compares the others: all are equal,
+    so that no draft is rejected for its id."""
+
+    def prepare(self, bound: BoundCall) -> None:
+        for name in ("output", "draft", "bonus", "recovered"):
+            set_zeros(bound, f"{name}_token_ids", f"{name}_token_ids_ptr")
+        set_zeros(bound, "target_argmax", "target_argmax_ptr")
+
+
 @valid_input("idx_mapping", op_types=("temperature", "min_p"))
 def valid_requests(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     limit = draft.size("max_num_reqs")

@@ -131,6 +131,24 @@ def test_gptqs_weight_shuffled_for_exllama(second_format: bool) -> None:
     assert kernel.name == f"weight_only_gemm_gptq{'_v2' if second_format else ''}_zp_fp16_n64_k256_g128"
 
 
+@pytest.mark.parametrize("with_zero", [False, True])
+def test_the_weight_that_vllm_packs_for_cpus(with_zero: bool) -> None:
+    """By its own kernel, where this vLLM is built for a CPU."""
+    pytest.importorskip("vllm._C")
+    if not hasattr(torch.ops._C, "cpu_gemm_wna16"):
+        pytest.skip("vLLM is not built for a CPU")
+    values, zero, scale = quantized(128, 64, 64)
+    a, bias, scale = randn(5, 128), randn(64, seed=1), scale.bfloat16()
+    words = packed(values, tuple(range(8))).unflatten(1, (4, 2)).transpose(0, 1).flatten(1)  # as `CPUWNA16LinearKernel`
+    zeros = packed(zero, tuple(range(8))) if with_zero else None
+    matrices = {"input": a, "q_weight": words.contiguous(), "output": torch.empty(5, 64, dtype=a.dtype)}
+    others = {"scales": scale, "zeros": zeros, "bias": bias, "pack_factor": 8, "isa_hint": "vec"}
+    kernel = agrees(
+        "_C::cpu_gemm_wna16", lambda **all_: torch.ops._C.cpu_gemm_wna16(*all_.values()), **matrices, **others
+    )
+    assert kernel.name == f"weight_only_gemm_bias_cpu{'_zp' if with_zero else ''}_n64_k128_g64"
+
+
 def test_names_of_qwen3_and_what_is_declined() -> None:
     a, b, scale = (
         torch.empty(shape, dtype=dtype, device="meta")
@@ -148,6 +166,13 @@ def test_names_of_qwen3_and_what_is_declined() -> None:
     assert declined("_C::marlin_gemm", **{**usual, "b_type_id": UINT4})  # zero points are missing
     assert declined("_C::marlin_gemm", **{**usual, "a_scales": torch.ones(7)})
     assert declined("_C::machete_mm", A=a, B=b)
+
+
+def test_a_cpus_weight_is_made_up_in_replay() -> None:
+    specs = {"q_weight": TensorSpec((4, 256), "int32"), "zeros": TensorSpec((2, 8), "int32", storage=1)}
+    bound = BoundCall("_C::cpu_gemm_wna16", [Argument(name=name, value=spec) for name, spec in specs.items()])
+    replay_rule_for(bound.operator).prepare(bound)
+    assert all((content := bound.content(name)) is not None and len(content.unique()) > 10 for name in specs)
 
 
 def test_marlins_locks_are_free_in_replay_and_its_weight_is_made_up() -> None:
