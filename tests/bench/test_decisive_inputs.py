@@ -175,6 +175,47 @@ def test_who_skips_work_is_wrong(name):
     assert wrong >= 3, wrong
 
 
+PASSED = """    state = torch.zeros_like(states[0])
+    for chunk, decay in zip(states, dA_cumsum[:, :, -1].exp().T):
+        state = state * decay[:, None] + chunk
+    return state.bfloat16()
+"""
+SCANNED = """    state = torch.zeros_like(x[0])
+    for token, value in enumerate(x):
+        state = state * {decay} + value
+    return state.bfloat16()
+"""
+HISTORIES = {  # op_type: inputs, the last state, and as much of the past as would do if states decayed quickly
+    "mamba2_state_passing": ({"states": of("M H S"), "dA_cumsum": of("H M L")}, PASSED, 1),
+    "selective_scan": ({"x": of("M H"), "A": of("H")}, SCANNED.format(decay="A.exp()"), 16),
+    "gdn": ({"x": of("M H"), "A_log": of("H")}, SCANNED.format(decay="torch.exp(-A_log.exp())"), 200),
+    "gdn_chunk_cumsum": ({"x": of("M H"), "g": of("M H")}, SCANNED.format(decay="g[token].exp()"), 200),
+}
+
+
+@pytest.mark.parametrize("op_type", HISTORIES)
+def test_who_leaves_out_what_is_long_ago_is_wrong(op_type):
+    inputs, body, history = HISTORIES[op_type]
+    sizes = {"H": 32, "L": 256, "S": 16}
+    definition = Definition(
+        name="recurrence",
+        op_type=op_type,
+        axes={"M": AxisVar()} | {name: AxisConst(value=size) for name, size in sizes.items()},
+        inputs=inputs,
+        outputs={"state": of("H S" if "dA_cumsum" in inputs else "H", "bfloat16")},
+        reference=f"import torch\n\n\ndef run({', '.join(inputs)}):\n{body}",
+    )
+    workload = Workload(uuid="one", axes={"M": 400}, inputs=dict.fromkeys(inputs, RandomInput()))
+    drawn, run = InvocationDraws(definition, workload, None, 3), compile_reference(definition.reference, "recurrence")
+    for seed in range(3):
+        values = drawn.draw(seed, 0)
+        recent = [
+            value.narrow(shape.index("M"), 400 - history, history) if "M" in shape else value
+            for value, shape in zip(values, (tensor.shape for tensor in inputs.values()), strict=True)
+        ]
+        assert Truth([run(*values)]).differences([run(*recent)])[0].error > 1
+
+
 def test_scalars_of_a_workload_are_given_as_they_are():
     definition = read(DATASET / "gqa_ragged" / "gqa_ragged_prefill_causal_h32_kv4_d128.json")
     workload = default_workload(definition)

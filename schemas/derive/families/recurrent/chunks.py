@@ -170,6 +170,11 @@ def chunk_kernel(
     return replace(kernel, touched=lambda: work(values, size)[0] + written)
 
 
+def forgetting_rates(draft: WorkloadDraft, *shape: int) -> torch.Tensor:
+    """Up to 1 a token. Some states last a thousand tokens: whoever leaves out what is long ago is wrong in these."""
+    return 10 ** draft.reals(-3.0, 0.0, shape)
+
+
 @valid_input("chunk_starts", op_types=SCAN_TYPES)
 def chunk_starts(draft: WorkloadDraft, name: str) -> torch.Tensor:
     return _even_bounds(draft)[:-1]
