@@ -147,7 +147,7 @@ class Judge:
         def on_spread(spread: Spread, known: ReferencePrecision | None = None) -> ReferenceOracle:
             drawn = draw_inputs(definition, workload, dataset, self.limits.memory, spread)
             truth = open_oracle(partial(self._reference, definition), drawn, known)
-            self.settled[key] = spread, truth.precision
+            self.settled[key] = drawn.draws.spread, truth.precision
             return truth
 
         if settled := self.settled.get(key):
