@@ -46,6 +46,7 @@ def ints(*shape):
 
 
 CACHE_UPDATE = "_C_cache_ops::reshape_and_cache_flash"
+SLOTS = {"query_start_loc": ints(3), "positions": ints(64), "block_table": ints(2, 8), "slot_mapping": ints(64)}
 CALLS = {
     "aten::layer_norm": {"input": bf16(4, 512), "normalized_shape": [512], "weight": bf16(512), "bias": bf16(512)},
     "aten::softmax": {"self": bf16(4, 32000), "dim": -1},
@@ -214,6 +215,26 @@ def test_who_leaves_out_what_is_long_ago_is_wrong(op_type):
             for value, shape in zip(values, (tensor.shape for tensor in inputs.values()), strict=True)
         ]
         assert Truth([run(*values)]).differences([run(*recent)])[0].error > 1
+
+
+def test_what_rules_make_leaves_nothing_to_guess():
+    """A single expert has a weight, too, and positions lie on all pages of a table."""
+    kernel = recognize(Invocation("_C::compute_slot_mapping_kernel_impl", {**SLOTS, "block_size": 16}))
+    assert kernel is not None
+    positions = InvocationDraws(kernel.definition(), default_workload(kernel.definition(), 8), None, 3).draw(1, 1)[1]
+    assert len((positions // 16).unique()) > 4
+    shape = of("M K", "float32")
+    routed = Definition(
+        name="routed",
+        op_type="moe",
+        axes={"M": AxisVar(), "K": AxisConst(value=1)},
+        inputs={"topk_weights": shape},
+        outputs={"y": shape},
+        reference="def run(topk_weights):\n    return topk_weights\n",
+    )
+    workload = Workload(uuid="one", axes={"M": 64}, inputs={"topk_weights": RandomInput()})
+    (weights,) = InvocationDraws(routed, workload, None, 3).draw(1, 1)
+    assert 0 < weights.min() < 0.5 < weights.max() < 1
 
 
 def test_scalars_of_a_workload_are_given_as_they_are():
