@@ -237,6 +237,54 @@ def test_what_rules_make_leaves_nothing_to_guess():
     assert 0 < weights.min() < 0.5 < weights.max() < 1
 
 
+STARTS = {
+    "mamba2_chunk_scan": ("chunk_starts:M", "chunk_ends:M", "seq_idx:M"),
+    "mamba2_state_passing": ("last_chunk_indices:num_seqs", "states:num_chunks"),
+    "gdn_chunk_state": ("cu_seqlens:len_indptr", "chunk_indices:num_chunks pair"),
+    "cache_gather": (
+        "block_table:num_seqs M",
+        "workspace:total_tokens",
+        "cu_seq_lens:len_indptr",
+        "seq_starts:num_seqs",
+    ),
+    "lora_shrink": (
+        "lora_ids:num_seqs",
+        "num_tokens_per_lora:num_seqs",
+        "lora_token_start_loc:len_indptr",
+        "token_indices_sorted_by_lora_ids:total_tokens",
+        "lora_a:num_seqs M M",
+    ),
+}
+
+
+@pytest.mark.parametrize("op_type", STARTS)
+def test_where_sequences_and_chunks_begin_differs_from_draw_to_draw(op_type):
+    shapes = dict(text.split(":") for text in STARTS[op_type])
+    floats = ("states", "workspace", "lora_a")
+    sizes = {"M": 40, "num_chunks": 40, "num_seqs": 4, "len_indptr": 5, "total_tokens": 600}
+    const = {"pair": 2, "chunk_size": 16, "page_size": 16}
+    definition = Definition(
+        name="starts",
+        op_type=op_type,
+        axes={name: AxisVar() for name in sizes} | {name: AxisConst(value=size) for name, size in const.items()},
+        inputs={name: of(shape, "float32" if name in floats else "int32") for name, shape in shapes.items()},
+        outputs={"y": of("M")},
+        reference=f"def run({', '.join(shapes)}):\n    return None\n",
+    )
+    workload = Workload(uuid="one", axes=sizes, inputs=dict.fromkeys(shapes, RandomInput()))
+    drawn = InvocationDraws(definition, workload, None, 3)
+    first, second = (dict(zip(shapes, drawn.draw(seed, 0), strict=True)) for seed in (1, 2))
+    assert all(not torch.equal(first[name], second[name]) for name in shapes if name != "lora_ids")
+    if op_type == "mamba2_chunk_scan":
+        lengths = first["chunk_ends"] - first["chunk_starts"]
+        assert lengths.sum() == 600 and lengths.min() >= 1 and lengths.max() <= 16
+        assert torch.equal(first["chunk_ends"][:-1], first["chunk_starts"][1:])
+        assert first["seq_idx"].unique().tolist() == [0, 1, 2, 3]
+    if op_type == "cache_gather":
+        ends = first["seq_starts"] + first["cu_seq_lens"].diff()
+        assert ends.max() <= 40 * 16 and first["cu_seq_lens"][-1] == 600
+
+
 def test_scalars_of_a_workload_are_given_as_they_are():
     definition = read(DATASET / "gqa_ragged" / "gqa_ragged_prefill_causal_h32_kv4_d128.json")
     workload = default_workload(definition)

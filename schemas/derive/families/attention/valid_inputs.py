@@ -33,7 +33,7 @@ def sequence_offsets(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
         return None
     count = draft.shape(name)[0] - 1
     low, high = rows_per_sequence(draft, name, count, last)
-    return torch.cat([torch.zeros(1, dtype=torch.int64), split_rows(draft, last, low, high).cumsum(0)])
+    return torch.cat([torch.zeros(1, dtype=torch.int64), draft.parts(last, low, high).cumsum(0)])
 
 
 def last_offset(draft: WorkloadDraft, name: str) -> int | None:
@@ -56,16 +56,6 @@ def rows_per_sequence(draft: WorkloadDraft, name: str, count: int, last: int) ->
         pages = -(-draft[queries].diff().long().clamp(min=0) // (draft.size("page_size") or 1))
         low = pages if len(pages) == count and int(pages.sum()) <= last else low
     return torch.minimum(low, high), high
-
-
-def split_rows(draft: WorkloadDraft, last: int, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """`last` rows in random parts between `low` and `high`, whose sums are at most and at least `last`."""
-    spare, room = last - int(low.sum()), high - low
-    weights = draft.reals(0.1, 1.0, low.shape).double()
-    parts = torch.minimum((weights / weights.sum() * spare).long(), room)
-    left = room - parts
-    before = left.cumsum(0) - left
-    return low + parts + torch.minimum((spare - int(parts.sum()) - before).clamp(min=0), left)
 
 
 PAGE_TABLES = ("block_table*", "page_table*", "slot_mapping")
