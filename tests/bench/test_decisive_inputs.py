@@ -218,11 +218,23 @@ def test_who_leaves_out_what_is_long_ago_is_wrong(op_type):
 
 
 def test_what_rules_make_leaves_nothing_to_guess():
-    """A single expert has a weight, too, and positions lie on all pages of a table."""
+    """A single expert has a weight, too, positions lie on all pages of a table, and some sequences are padding."""
     kernel = recognize(Invocation("_C::compute_slot_mapping_kernel_impl", {**SLOTS, "block_size": 16}))
     assert kernel is not None
     positions = InvocationDraws(kernel.definition(), default_workload(kernel.definition(), 8), None, 3).draw(1, 1)[1]
     assert len((positions // 16).unique()) > 4
+    lengths = of("M", "int32", description="Tokens of each sequence; 0: a row of padding.")
+    padded = Definition(
+        name="padded",
+        op_type="gqa_paged",
+        axes={"M": AxisVar(), "K": AxisConst(value=4)},
+        inputs={"block_table": of("M K", "int32"), "seq_lens": lengths},
+        outputs={"y": lengths},
+        reference="def run(block_table, seq_lens):\n    return seq_lens\n",
+    )
+    workload = Workload(uuid="one", axes={"M": 64}, inputs=dict.fromkeys(padded.inputs, RandomInput()))
+    drawn = InvocationDraws(padded, workload, None, 3).draw(1, 1)[1]
+    assert 0 < (drawn == 0).sum() < 32 and drawn[0] > 0
     shape = of("M K", "float32")
     routed = Definition(
         name="routed",

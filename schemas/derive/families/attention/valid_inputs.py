@@ -61,6 +61,7 @@ def rows_per_sequence(draft: WorkloadDraft, name: str, count: int, last: int) ->
 PAGE_TABLES = ("block_table*", "page_table*", "slot_mapping")
 PAGE_AXES = ("num_pages", "num_blocks", "num_kv_blocks")  # the axis of all pages
 PAGE_INDICES = ("kv_indices", "paged_kv_indices")  # a page each
+PADDED_SHARE = 1 / 8  # of sequences
 SLOT_INDICES = ("sparse_indices",)  # page x page size + row each, -1: none
 
 
@@ -93,10 +94,17 @@ def last_page_len(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
 
 @valid_input("seq_lens*", "seqlens*", "context_lens", "cache_seqlens", "seq_len_kv")
 def sequence_lengths(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
-    """1 to as many rows as the block table's pages hold."""
+    """1 to as many rows as the block table's pages hold; where the description says that 0 is padding, 0 in an eighth
+    of those after the first.
+    """
     table, size = draft.first("block_table", "block_tables", "page_table"), draft.size("page_size", "block_size")
     most = draft.shape(table)[1] * (size or 1) if table else draft.size("max_seq_len", "total_kv")
-    return draft.integers(1, most + 1, draft.shape(name)) if most else None
+    if not most:
+        return None
+    lengths = draft.integers(1, most + 1, draft.shape(name))
+    if "padding" in (draft.definition.inputs[name].description or ""):
+        lengths[1:][draft.reals(0.0, 1.0, lengths[1:].shape) < PADDED_SHARE] = 0
+    return lengths
 
 
 @valid_input(*SLOT_INDICES)
