@@ -69,6 +69,11 @@ CALLS = {
         "gating_output": bf16(16, 128),
         "renormalize": True,
     },
+    "_C::static_scaled_fp8_quant": {
+        "result": torch.zeros(4, 512, dtype=torch.float8_e4m3fn),
+        "input": bf16(4, 512),
+        "scale": torch.ones(1),
+    },
     "_C::dynamic_scaled_int8_quant": {
         "result": torch.zeros(4, 512, dtype=torch.int8),
         "input": bf16(4, 512),
@@ -114,6 +119,14 @@ def test_references_of_families_pass_with_room_to_spare(operator):
     for own, higher in in_both_precisions(definition, workload, spreads_for(definition)[0]):
         assert rounds_to(definition, own, higher, {})
         assert max(off.error for off in Truth(higher).differences(own)) < 0.6
+
+
+def test_a_scale_is_positive():
+    """Else a quantized output is zero, whatever its input is."""
+    kernel = recognize(Invocation("_C::static_scaled_fp8_quant", CALLS["_C::static_scaled_fp8_quant"]))
+    assert kernel is not None
+    drawn = InvocationDraws(kernel.definition(), default_workload(kernel.definition()), None, 3)
+    assert all(drawn.draw(seed, 0)[1] > 0 for seed in range(9))
 
 
 def test_a_familys_cache_is_written_in_place_where_the_reference_is_timed():
