@@ -155,7 +155,7 @@ class Judge:
         def on_spread(spread: Spread, known: ReferencePrecision | None = None) -> ReferenceOracle:
             drawn = draw_inputs(definition, workload, dataset, self.limits.memory, spread)
             truth = open_oracle(partial(self._reference, definition), drawn, known)
-            found.settled = spread, truth.precision
+            found.settled = drawn.draws.spread, truth.precision
             return truth
 
         if found.settled:

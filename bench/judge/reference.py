@@ -31,6 +31,8 @@ from kcap.schemas.results.outcome import Status
 
 UPCASTS = (64, 32)  # bits, tried in this order
 DRAWS = 3  # on which they must agree with the reference's own precision
+FACTORS = (1.0, 16.0, 256.0, 4096.0, 65536.0)  # of an input that does not show, tried in this order
+SHOWING_SHARE = 8  # of the reference's time limit, one part in so many is for that
 UNLIKELY = 1e-3
 Outputs: TypeAlias = list[torch.Tensor]
 T = TypeVar("T")
@@ -105,7 +107,7 @@ def open_oracle(start: Start, drawn: InputPool, precision: ReferencePrecision | 
     """
     definition = drawn.definition
     if precision is None:
-        precision = _explored(start, drawn)
+        precision = _Exploration(start, drawn).precision()
     reference = _opened(start, drawn, precision.form(definition))
     in_place = without_copies(definition)
     timed = reference if in_place == precision.form(definition) else _opened(start, drawn, in_place)
@@ -121,37 +123,99 @@ def _opened(start: Start, drawn: InputPool, form: Definition) -> Candidate:
     return reference
 
 
-def _explored(start: Start, drawn: InputPool) -> ReferencePrecision:
-    definition, seed = drawn.definition, fresh_seed()
-    sizes = _sizes_of_choices(start, drawn, seed)
-    form = ReferencePrecision(sizes=sizes).form(definition)
-    reference = _opened(start, drawn, form)
-    own = _outputs(reference, seed, range(DRAWS), 0)
-    (again,), higher_by_bits = _outputs(reference, seed, range(1), 0), dict[int, list[Outputs]]()
-    if any(not off.error <= SAME for off in Truth(own[0]).differences(again)):
-        raise AtFault("its reference gives other outputs for the same inputs: it draws numbers")
-    ours = [outputs[: len(definition.outputs)] for outputs in own]
-    _check_finite(drawn, ours[0])
+class _Exploration:
+    """Of a reference on `drawn`, to find how it is run. `bits`: of its floating inputs, 0 for their own dtype;
+    `truth`: of the first draw.
+    """
 
-    def higher(bits: int) -> list[Outputs] | None:
-        nonlocal reference
+    truth: Truth
+
+    def __init__(self, start: Start, drawn: InputPool) -> None:
+        self.start, self.drawn, self.seed = start, drawn, fresh_seed()
+        self.definition, self.bits = drawn.definition, 0
+        self.sizes = _sizes_of_choices(start, drawn, self.seed)
+        self.form = ReferencePrecision(sizes=self.sizes).form(self.definition)
+        self.reference = _opened(start, drawn, self.form)
+
+    def precision(self) -> ReferencePrecision:
+        own = _outputs(self.reference, self.seed, range(DRAWS), 0)
+        (again,), higher_by_bits = _outputs(self.reference, self.seed, range(1), 0), dict[int, list[Outputs]]()
+        if any(not off.error <= SAME for off in Truth(own[0]).differences(again)):
+            raise AtFault("its reference gives other outputs for the same inputs: it draws numbers")
+        ours = [self._named(outputs) for outputs in own]
+        _check_finite(self.drawn, ours[0])
+
+        def higher(bits: int) -> list[Outputs] | None:
+            if (outputs := self._attempt(DRAWS, bits)) is None:
+                return None
+            higher_by_bits[bits] = outputs
+            return [self._named(each) for each in outputs]
+
+        def choices_of(bits: int, draw: int) -> Mapping[int, Choice]:
+            return choices.truth_of(self.definition, higher_by_bits[bits][draw], own[draw], self.sizes).choices
+
+        self.bits = settle_precision(self.definition, ours, higher, choices_of) if _floats(self.drawn) else 0
+        wide = higher_by_bits[self.bits][0] if self.bits else own[0]
+        self.truth = choices.truth_of(self.definition, wide, own[0], self.sizes)
+        check_as_solution(self.definition, self._named(again), self.truth)
+        notes = *_notes(self.drawn, ours[0]), *self._show_inputs()
+        return ReferencePrecision(self.bits, notes, self.sizes)
+
+    def _show_inputs(self) -> list[str]:
+        """Enlarge each input without which outputs would be right, as those of a long sum are without a bias, until
+        they are not; notes of those that show in no size.
+        """
+        notes, draws = list[str](), self.drawn.draws
+        for name in draws.scalable if any(result.bytes for result in self.drawn.results) else ():
+            if self.reference.spent > self.reference.limits.timeout / SHOWING_SHARE:
+                break
+            if not any(self._shows(name, factor) for factor in FACTORS):
+                draws.multiply(name, 1.0)
+                notes.append(f"{name}: outputs are right without it")
+        return notes
+
+    def _shows(self, name: str, factor: float) -> bool:
+        """Whether outputs are wrong without an input that is so many times as large, where the reference bears that."""
+        truth = self.truth if factor == 1.0 else self._truth_with(name, factor)
+        self.drawn.draws.multiply(name, 0.0)
+        without = self._attempt_anew(0)
+        self.drawn.draws.multiply(name, factor)
+        if truth is None or (
+            without is not None and all(off.error <= SAME for off in truth.differences(self._named(without)))
+        ):
+            return False
+        self.truth = truth
+        return True
+
+    def _truth_with(self, name: str, factor: float) -> Truth | None:
+        self.drawn.draws.multiply(name, factor)
+        own = self._attempt_anew(0)
+        wide = self._attempt_anew(self.bits) if self.bits else own
+        if own is None or wide is None or not all(map(_finite, self._named(own))):
+            return None
+        return choices.truth_of(self.definition, wide, own, self.sizes)
+
+    def _attempt_anew(self, bits: int) -> Outputs | None:
+        """As `_attempt` on the first draw, whose inputs have been multiplied."""
+        assert self.reference.workload is not None
+        self.reference.workload.arena.forget()
+        outputs = self._attempt(1, bits)
+        return outputs[0] if outputs else None
+
+    def _attempt(self, count: int, bits: int) -> list[Outputs] | None:
+        """None where it fails on such inputs."""
         try:
-            higher_by_bits[bits] = _outputs(reference, seed, range(DRAWS), bits)
-            return [outputs[: len(definition.outputs)] for outputs in higher_by_bits[bits]]
+            return _outputs(self.reference, self.seed, range(count), bits)
         except AtFault as fault:
             if POISON in str(fault):
-                reference.end(keep=True)
-            if reference.how is not None:
-                reference = _opened(start, drawn, form)
+                self.reference.end(keep=True)
+            if self.reference.how is not None:
+                self.reference = _opened(self.start, self.drawn, self.form)
             return None
 
-    def choices_of(bits: int, draw: int) -> Mapping[int, Choice]:
-        return choices.truth_of(definition, higher_by_bits[bits][draw], own[draw], sizes).choices
-
-    bits = settle_precision(definition, ours, higher, choices_of) if _floats(drawn) else 0
-    truth = choices.truth_of(definition, higher_by_bits[bits][0] if bits else own[0], own[0], sizes)
-    check_as_solution(definition, again[: len(definition.outputs)], truth)
-    return ReferencePrecision(bits, _notes(drawn, ours[0]), sizes)
+    def _named(self, outputs: Outputs) -> Outputs:
+        """Without the scores of choices."""
+        return outputs[: len(self.definition.outputs)]
 
 
 def _sizes_of_choices(start: Start, drawn: InputPool, seed: int) -> torch.Tensor | None:
@@ -264,8 +328,13 @@ def _floats(drawn: InputPool) -> bool:
 
 def _check_finite(drawn: InputPool, outputs: list[torch.Tensor]) -> None:
     for result, output in zip(drawn.results, outputs, strict=True):
-        if output.is_floating_point() and output.numel() and not output.double().isfinite().any():
+        if not _finite(output):
             raise AtFault(f"no number of its reference's output {result.name} is finite")
+
+
+def _finite(output: torch.Tensor) -> bool:
+    """Whether any number of it is, or it has none."""
+    return not (output.is_floating_point() and output.numel() and not output.double().isfinite().any())
 
 
 def _notes(drawn: InputPool, outputs: list[torch.Tensor]) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.flashinfer.definition import Definition, Workload
 from kcap.system import native_build
 
+WIDE_FLOATS = ("float32", "float16", "bfloat16")
 PIECE_BYTES = 128
 POOL_ELEMENTS = 1 << 21
 SHORTEST_ROW = 16  # elements: what is shorter shares one scale with the rest of the tensor
@@ -87,6 +88,20 @@ class InvocationDraws:
         """How many invocations of a seed, one after another, have inputs unlike each other's; None: all."""
         return self._variant_count or None if self.varied and self._by_rules_alone else None
 
+    @property
+    def scalable(self) -> list[str]:
+        """The inputs that `multiply` takes."""
+        origins = self.example.origins
+        return [
+            name
+            for name, tensor in self.definition.inputs.items()
+            if origins[name] == "drawn" and tensor.dtype in WIDE_FLOATS
+        ]
+
+    def multiply(self, name: str, factor: float) -> None:
+        """Make the numbers of an input so many times what they are without a factor."""
+        self.spread = replace(self.spread, factors={**self.spread.factors, name: factor})
+
     def examples(self, count: int = 5) -> Iterator[dict[str, Any]]:
         """Inputs by name, of `count` invocations where rules make some: these are new, the others the example's."""
         by_name = dict(zip(self.definition.inputs, self.example.inputs, strict=True))
@@ -120,8 +135,10 @@ class InvocationDraws:
                 place.copy_(self._given_for(index, place.device))
             elif origin == "ruled" and name not in self.example.free_integers:
                 self._fill_by_rule(place, name, seed, first)
-            elif dtype in ("float32", "float16", "bfloat16"):
+            elif dtype in WIDE_FLOATS:
                 self._fill_floats(place, dtype, _stream(seed ^ self._secret, index), first)
+                if (factor := self.spread.factors.get(name, 1.0)) != 1.0:
+                    place.mul_(factor)
             elif dtype.startswith("float"):
                 self._fill_bytes(place, dtype, _stream(seed ^ self._secret, index), first)
             else:

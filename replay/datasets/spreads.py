@@ -21,12 +21,14 @@ class Spread:
 
     `offset`: the largest of a row, in units of its scale. `outlier`: the largest, in units of the row's norm.
     `integers`: the least and the greatest of those of which nothing is known, by input, where not SMALL_INTEGERS.
+    `factors`: what the floats of an input are multiplied by, where that is not 1.
     """
 
     octaves: float
     offset: float = 0.0
     outlier: float = 0.0
     integers: Mapping[str, IntegerRange] = field(default_factory=dict)
+    factors: Mapping[str, float] = field(default_factory=dict)
 
 
 WIDE = Spread(1.0, 1.0, 0.7)

@@ -88,7 +88,7 @@ def cost_of_workload(definition: Definition, inputs: Mapping[str, Any]) -> Cost 
         cost = _cost_by_op_type(cost_inputs)
     except NEVER_TAKEN:  # another dataset's inputs of the same names
         cost = cost_inputs.unread()
-    return cost if cost and (cost.bytes or cost.flops) else None
+    return cost if cost and (cost.bytes or cost.flops) and not cost_inputs.to_no_output else None
 
 
 def _cost_by_op_type(cost_inputs: CostInputs) -> Cost | None:

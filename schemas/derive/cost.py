@@ -124,6 +124,12 @@ class CostInputs:
                 sizes.update(zip(tensor.shape, self[name].shape, strict=False))
         return sizes
 
+    @property
+    def to_no_output(self) -> bool:
+        """Whether no output has an element, and nothing need be read."""
+        outputs = self.definition.outputs.values()
+        return all(any(self.sizes.get(axis) == 0 for axis in output.shape or ()) for output in outputs)
+
     @cached_property
     def written(self) -> int:
         """Bytes of all outputs; of one whose size is not known, none."""

@@ -77,6 +77,16 @@ class WorkloadDraft:
         order = torch.randperm(max(limit, 1), generator=self.generator)
         return order.repeat(-(-count // max(len(order), 1)))[:count]
 
+    def parts(self, total: int, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+        """`total` in random parts between `low` and `high`, or as near to it as these come."""
+        room = high - low
+        spare = min(max(total - int(low.sum()), 0), int(room.sum()))
+        weights = self.reals(0.1, 1.0, low.shape).double()
+        parts = torch.minimum((weights / weights.sum() * spare).long(), room)
+        left = room - parts
+        before = left.cumsum(0) - left
+        return low + parts + torch.minimum((spare - int(parts.sum()) - before).clamp(min=0), left)
+
     def notes(self) -> list[str]:
         """How the inputs differ from the Workload: files that are missing, inputs that rules made, other changes."""
         ruled = [name for name in self.definition.inputs if name in self.ruled and name not in self.missing]

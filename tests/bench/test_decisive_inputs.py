@@ -46,6 +46,7 @@ def ints(*shape):
 
 
 CACHE_UPDATE = "_C_cache_ops::reshape_and_cache_flash"
+SLOTS = {"query_start_loc": ints(3), "positions": ints(64), "block_table": ints(2, 8), "slot_mapping": ints(64)}
 CALLS = {
     "aten::layer_norm": {"input": bf16(4, 512), "normalized_shape": [512], "weight": bf16(512), "bias": bf16(512)},
     "aten::softmax": {"self": bf16(4, 32000), "dim": -1},
@@ -67,6 +68,11 @@ CALLS = {
         "topk_indices": torch.zeros(16, 8, dtype=torch.int32),
         "gating_output": bf16(16, 128),
         "renormalize": True,
+    },
+    "_C::static_scaled_fp8_quant": {
+        "result": torch.zeros(4, 512, dtype=torch.float8_e4m3fn),
+        "input": bf16(4, 512),
+        "scale": torch.ones(1),
     },
     "_C::dynamic_scaled_int8_quant": {
         "result": torch.zeros(4, 512, dtype=torch.int8),
@@ -113,6 +119,14 @@ def test_references_of_families_pass_with_room_to_spare(operator):
     for own, higher in in_both_precisions(definition, workload, spreads_for(definition)[0]):
         assert rounds_to(definition, own, higher, {})
         assert max(off.error for off in Truth(higher).differences(own)) < 0.6
+
+
+def test_a_scale_is_positive():
+    """Else a quantized output is zero, whatever its input is."""
+    kernel = recognize(Invocation("_C::static_scaled_fp8_quant", CALLS["_C::static_scaled_fp8_quant"]))
+    assert kernel is not None
+    drawn = InvocationDraws(kernel.definition(), default_workload(kernel.definition()), None, 3)
+    assert all(drawn.draw(seed, 0)[1] > 0 for seed in range(9))
 
 
 def test_a_familys_cache_is_written_in_place_where_the_reference_is_timed():
@@ -173,6 +187,127 @@ def test_who_skips_work_is_wrong(name):
         assert truth.differences([run(x, w)])[0].error < 0.6
         wrong += truth.differences([shortcut(x.float(), w.float()).bfloat16()])[0].error > 1
     assert wrong >= 3, wrong
+
+
+PASSED = """    state = torch.zeros_like(states[0])
+    for chunk, decay in zip(states, dA_cumsum[:, :, -1].exp().T):
+        state = state * decay[:, None] + chunk
+    return state.bfloat16()
+"""
+SCANNED = """    state = torch.zeros_like(x[0])
+    for token, value in enumerate(x):
+        state = state * {decay} + value
+    return state.bfloat16()
+"""
+HISTORIES = {  # op_type: inputs, the last state, and as much of the past as would do if states decayed quickly
+    "mamba2_state_passing": ({"states": of("M H S"), "dA_cumsum": of("H M L")}, PASSED, 1),
+    "selective_scan": ({"x": of("M H"), "A": of("H")}, SCANNED.format(decay="A.exp()"), 16),
+    "gdn": ({"x": of("M H"), "A_log": of("H")}, SCANNED.format(decay="torch.exp(-A_log.exp())"), 200),
+    "gdn_chunk_cumsum": ({"x": of("M H"), "g": of("M H")}, SCANNED.format(decay="g[token].exp()"), 200),
+}
+
+
+@pytest.mark.parametrize("op_type", HISTORIES)
+def test_who_leaves_out_what_is_long_ago_is_wrong(op_type):
+    inputs, body, history = HISTORIES[op_type]
+    sizes = {"H": 32, "L": 256, "S": 16}
+    definition = Definition(
+        name="recurrence",
+        op_type=op_type,
+        axes={"M": AxisVar()} | {name: AxisConst(value=size) for name, size in sizes.items()},
+        inputs=inputs,
+        outputs={"state": of("H S" if "dA_cumsum" in inputs else "H", "bfloat16")},
+        reference=f"import torch\n\n\ndef run({', '.join(inputs)}):\n{body}",
+    )
+    workload = Workload(uuid="one", axes={"M": 400}, inputs=dict.fromkeys(inputs, RandomInput()))
+    drawn, run = InvocationDraws(definition, workload, None, 3), compile_reference(definition.reference, "recurrence")
+    for seed in range(3):
+        values = drawn.draw(seed, 0)
+        recent = [
+            value.narrow(shape.index("M"), 400 - history, history) if "M" in shape else value
+            for value, shape in zip(values, (tensor.shape for tensor in inputs.values()), strict=True)
+        ]
+        assert Truth([run(*values)]).differences([run(*recent)])[0].error > 1
+
+
+def test_what_rules_make_leaves_nothing_to_guess():
+    """A single expert has a weight, too, positions lie on all pages of a table, and some sequences are padding."""
+    kernel = recognize(Invocation("_C::compute_slot_mapping_kernel_impl", {**SLOTS, "block_size": 16}))
+    assert kernel is not None
+    positions = InvocationDraws(kernel.definition(), default_workload(kernel.definition(), 8), None, 3).draw(1, 1)[1]
+    assert len((positions // 16).unique()) > 4
+    lengths = of("M", "int32", description="Tokens of each sequence; 0: a row of padding.")
+    padded = Definition(
+        name="padded",
+        op_type="gqa_paged",
+        axes={"M": AxisVar(), "K": AxisConst(value=4)},
+        inputs={"block_table": of("M K", "int32"), "seq_lens": lengths},
+        outputs={"y": lengths},
+        reference="def run(block_table, seq_lens):\n    return seq_lens\n",
+    )
+    workload = Workload(uuid="one", axes={"M": 64}, inputs=dict.fromkeys(padded.inputs, RandomInput()))
+    drawn = InvocationDraws(padded, workload, None, 3).draw(1, 1)[1]
+    assert 0 < (drawn == 0).sum() < 32 and drawn[0] > 0
+    shape = of("M K", "float32")
+    routed = Definition(
+        name="routed",
+        op_type="moe",
+        axes={"M": AxisVar(), "K": AxisConst(value=1)},
+        inputs={"topk_weights": shape},
+        outputs={"y": shape},
+        reference="def run(topk_weights):\n    return topk_weights\n",
+    )
+    workload = Workload(uuid="one", axes={"M": 64}, inputs={"topk_weights": RandomInput()})
+    (weights,) = InvocationDraws(routed, workload, None, 3).draw(1, 1)
+    assert 0 < weights.min() < 0.5 < weights.max() < 1
+
+
+STARTS = {
+    "mamba2_chunk_scan": ("chunk_starts:M", "chunk_ends:M", "seq_idx:M"),
+    "mamba2_state_passing": ("last_chunk_indices:num_seqs", "states:num_chunks"),
+    "gdn_chunk_state": ("cu_seqlens:len_indptr", "chunk_indices:num_chunks pair"),
+    "cache_gather": (
+        "block_table:num_seqs M",
+        "workspace:total_tokens",
+        "cu_seq_lens:len_indptr",
+        "seq_starts:num_seqs",
+    ),
+    "lora_shrink": (
+        "lora_ids:num_seqs",
+        "num_tokens_per_lora:num_seqs",
+        "lora_token_start_loc:len_indptr",
+        "token_indices_sorted_by_lora_ids:total_tokens",
+        "lora_a:num_seqs M M",
+    ),
+}
+
+
+@pytest.mark.parametrize("op_type", STARTS)
+def test_where_sequences_and_chunks_begin_differs_from_draw_to_draw(op_type):
+    shapes = dict(text.split(":") for text in STARTS[op_type])
+    floats = ("states", "workspace", "lora_a")
+    sizes = {"M": 40, "num_chunks": 40, "num_seqs": 4, "len_indptr": 5, "total_tokens": 600}
+    const = {"pair": 2, "chunk_size": 16, "page_size": 16}
+    definition = Definition(
+        name="starts",
+        op_type=op_type,
+        axes={name: AxisVar() for name in sizes} | {name: AxisConst(value=size) for name, size in const.items()},
+        inputs={name: of(shape, "float32" if name in floats else "int32") for name, shape in shapes.items()},
+        outputs={"y": of("M")},
+        reference=f"def run({', '.join(shapes)}):\n    return None\n",
+    )
+    workload = Workload(uuid="one", axes=sizes, inputs=dict.fromkeys(shapes, RandomInput()))
+    drawn = InvocationDraws(definition, workload, None, 3)
+    first, second = (dict(zip(shapes, drawn.draw(seed, 0), strict=True)) for seed in (1, 2))
+    assert all(not torch.equal(first[name], second[name]) for name in shapes if name != "lora_ids")
+    if op_type == "mamba2_chunk_scan":
+        lengths = first["chunk_ends"] - first["chunk_starts"]
+        assert lengths.sum() == 600 and lengths.min() >= 1 and lengths.max() <= 16
+        assert torch.equal(first["chunk_ends"][:-1], first["chunk_starts"][1:])
+        assert first["seq_idx"].unique().tolist() == [0, 1, 2, 3]
+    if op_type == "cache_gather":
+        ends = first["seq_starts"] + first["cu_seq_lens"].diff()
+        assert ends.max() <= 40 * 16 and first["cu_seq_lens"][-1] == 600
 
 
 def test_scalars_of_a_workload_are_given_as_they_are():

@@ -122,6 +122,18 @@ def test_a_reference_with_some_inf_is_the_measure(judge):
         assert any("of the reference's numbers are inf or nan" in note for note in found.notes)
 
 
+def test_an_input_beside_which_all_else_is_large_has_to_be_read(judge):
+    """Of a product of bytes a bias is a millionth, as it is drawn; and what no output shows is named."""
+    inputs = {"x": of("m n", "int8"), "bias": of("n"), "unread": of("n")}
+    biased = definition("biased", inputs, {"y": of("m n", "bfloat16")}, "(x.float() * 1e4 + bias).bfloat16()")
+    for body, status in (("x.float() * 1e4 + bias", "PASSED"), ("x.float() * 1e4", "INCORRECT_NUMERICAL")):
+        source = f"def run(x, bias, unread):\n    return ({body}).bfloat16()\n"
+        mine = solution({"main.py": source}, name=status, definition="biased", destination_passing_style=False)
+        found = judged(judge, mine, biased, workload(biased, "w", 4096))
+        assert found.status == status, found.reason
+        assert [note for note in found.notes if "right without" in note] == ["unread: outputs are right without it"]
+
+
 def test_a_reference_that_takes_no_other_dtype_is_run_in_its_own(judge):
     strict = made("strict", "torch.mm(x, torch.eye(4)) * eps")
     mine = solution({"main.py": RETURNING}, definition="strict", destination_passing_style=False)

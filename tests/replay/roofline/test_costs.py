@@ -153,6 +153,10 @@ def test_a_gemm_of_any_dataset_is_counted_by_the_axis_that_is_summed():
     assert found == Cost(2 * (8 * 64 + 32 * 64 + 8 * 32), 2 * (8 * 64 + 32 * 64), 2 * 8 * 32 * 64, BF16)
 
 
+def test_what_has_no_output_need_read_nothing():
+    assert cost_of_workload(GEMM, zeros(GEMM, M=0)) is None
+
+
 def test_of_an_op_type_that_nobody_knows_the_outputs_are_written():
     assert cost_of_workload(UNKNOWN, zeros(UNKNOWN, M=8)) == Cost(4 * 8 * 64, 0, 0, BF16)
 

@@ -33,7 +33,7 @@ def sequence_offsets(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
         return None
     count = draft.shape(name)[0] - 1
     low, high = rows_per_sequence(draft, name, count, last)
-    return torch.cat([torch.zeros(1, dtype=torch.int64), split_rows(draft, last, low, high).cumsum(0)])
+    return torch.cat([torch.zeros(1, dtype=torch.int64), draft.parts(last, low, high).cumsum(0)])
 
 
 def last_offset(draft: WorkloadDraft, name: str) -> int | None:
@@ -58,19 +58,10 @@ def rows_per_sequence(draft: WorkloadDraft, name: str, count: int, last: int) ->
     return torch.minimum(low, high), high
 
 
-def split_rows(draft: WorkloadDraft, last: int, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """`last` rows in random parts between `low` and `high`, whose sums are at most and at least `last`."""
-    spare, room = last - int(low.sum()), high - low
-    weights = draft.reals(0.1, 1.0, low.shape).double()
-    parts = torch.minimum((weights / weights.sum() * spare).long(), room)
-    left = room - parts
-    before = left.cumsum(0) - left
-    return low + parts + torch.minimum((spare - int(parts.sum()) - before).clamp(min=0), left)
-
-
 PAGE_TABLES = ("block_table*", "page_table*", "slot_mapping")
 PAGE_AXES = ("num_pages", "num_blocks", "num_kv_blocks")  # the axis of all pages
 PAGE_INDICES = ("kv_indices", "paged_kv_indices")  # a page each
+PADDED_SHARE = 1 / 8  # of sequences
 SLOT_INDICES = ("sparse_indices",)  # page x page size + row each, -1: none
 
 
@@ -103,10 +94,17 @@ def last_page_len(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
 
 @valid_input("seq_lens*", "seqlens*", "context_lens", "cache_seqlens", "seq_len_kv")
 def sequence_lengths(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
-    """1 to as many rows as the block table's pages hold."""
+    """1 to as many rows as the block table's pages hold; where the description says that 0 is padding, 0 in an eighth
+    of those after the first.
+    """
     table, size = draft.first("block_table", "block_tables", "page_table"), draft.size("page_size", "block_size")
     most = draft.shape(table)[1] * (size or 1) if table else draft.size("max_seq_len", "total_kv")
-    return draft.integers(1, most + 1, draft.shape(name)) if most else None
+    if not most:
+        return None
+    lengths = draft.integers(1, most + 1, draft.shape(name))
+    if "padding" in (draft.definition.inputs[name].description or ""):
+        lengths[1:][draft.reals(0.0, 1.0, lengths[1:].shape) < PADDED_SHARE] = 0
+    return lengths
 
 
 @valid_input(*SLOT_INDICES)

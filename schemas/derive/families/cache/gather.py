@@ -82,16 +82,20 @@ def gather_cost(inputs: CostInputs) -> Cost:
 
 
 @valid_input("cu_seq_lens", op_types=("cache_gather",))
-def equal_parts(draft: WorkloadDraft, name: str) -> torch.Tensor:
-    """As many rows of each sequence as the workspace, and the pages of its table, have room for."""
+def gathered_rows(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """As many rows in all as the workspace, and of each sequence as the pages of its table, have room for."""
     sequences, pages = draft.shape("block_table")
-    room = min(draft.shape("workspace")[0] // max(sequences, 1), pages * (draft.size("page_size") or 1))
-    return torch.arange(draft.shape(name)[0]) * room
+    most = torch.full((sequences,), pages * (draft.size("page_size") or 1))
+    rows = draft.parts(draft.shape("workspace")[0], torch.zeros_like(most), most)
+    return torch.nn.functional.pad(rows.cumsum(0), (1, 0))
 
 
 @valid_input("seq_starts", op_types=("cache_gather",))
-def from_the_first_token(draft: WorkloadDraft, name: str) -> torch.Tensor:
-    return torch.zeros(draft.shape(name), dtype=torch.int64)
+def first_rows(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """Of some page, from which on the table has as many rows as are gathered."""
+    size, pages = draft.size("page_size") or 1, draft.shape("block_table")[1]
+    spare = pages - (draft["cu_seq_lens"].diff().long() + size - 1) // size
+    return (draft.reals(0.0, 1.0, spare.shape) * (spare + 1)).long().minimum(spare) * size
 
 
 @replay_rule("_C_cache_ops::gather_and_maybe_dequant_cache", "_C_cache_ops::cp_gather_cache")

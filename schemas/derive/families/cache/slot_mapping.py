@@ -63,7 +63,7 @@ def slot_mapping_instance(
     return KernelInstance(
         name=f"slot_mapping{word}_ps{page_size}",
         op_type="slot_mapping",
-        axes={"num_tokens": None, "len_indptr": None, **dict.fromkeys(TABLE), **axes},
+        axes={"num_tokens": None, "len_indptr": None, **dict.fromkeys(TABLE), "page_size": int(page_size), **axes},
         inputs={
             "query_start_loc": tensor_arg(starts, "len_indptr", description="Where each sequence's tokens begin."),
             "positions": tensor_arg(positions, "num_tokens", description="Each token's place in its sequence."),

@@ -308,6 +308,7 @@ class PackedScales(ReplayRule):
         set_zeros(bound, "output_s_packed", "output_scale_ptr")
 
 
+@valid_input("scale", op_types=("quantization", "rmsnorm"))
 @valid_input("*_scale", "*_scales", "*_scale_inv", "*_scales_scalar", "*_scales_gate_scalar", "scale_a", "scale_b")
 def valid_scales(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     if not draft.definition.inputs[name].dtype.startswith("float"):

@@ -217,30 +217,26 @@ def lora_cost(inputs: CostInputs) -> Cost:
 ADAPTERS = ("lora_shrink", "lora_expand")
 
 
-def tokens_of_adapters(draft: WorkloadDraft) -> torch.Tensor:
-    """All tokens, in equal parts to as many adapters as there are: [max_active]."""
+@valid_input("num_tokens_per_lora", op_types=ADAPTERS)
+def num_tokens_per_lora(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """All tokens, in random parts to as many adapters as there are, none of which has none if it can be."""
     weight = draft.first("lora_a", "lora_b") or ""
-    (room,), tokens = draft.shape("lora_ids"), draft.shape("token_indices_sorted_by_lora_ids")[0]
+    (room,), tokens = draft.shape(name), draft.shape("token_indices_sorted_by_lora_ids")[0]
     used = max(min(room, draft.shape(weight)[-3]), 1)
     counts = torch.zeros(room, dtype=torch.int64)
-    counts[:used] = (torch.arange(1, used + 1) * tokens // used).diff(prepend=torch.zeros(1, dtype=torch.int64))[:room]
+    counts[:used] = draft.parts(tokens, torch.full((used,), int(used <= tokens)), torch.full((used,), tokens))
     return counts
 
 
 @valid_input("lora_ids", op_types=ADAPTERS)
 def lora_ids(draft: WorkloadDraft, name: str) -> torch.Tensor:
-    counts = tokens_of_adapters(draft)
+    counts = draft["num_tokens_per_lora"]
     return torch.where(counts > 0, torch.arange(len(counts)), -1)
-
-
-@valid_input("num_tokens_per_lora", op_types=ADAPTERS)
-def num_tokens_per_lora(draft: WorkloadDraft, name: str) -> torch.Tensor:
-    return tokens_of_adapters(draft)
 
 
 @valid_input("lora_token_start_loc", op_types=ADAPTERS)
 def lora_token_start_loc(draft: WorkloadDraft, name: str) -> torch.Tensor:
-    return torch.nn.functional.pad(tokens_of_adapters(draft).cumsum(0), (1, 0))
+    return torch.nn.functional.pad(draft["num_tokens_per_lora"].cumsum(0), (1, 0))
 
 
 @valid_input("token_indices_sorted_by_lora_ids", op_types=ADAPTERS)

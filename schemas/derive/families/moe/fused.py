@@ -212,12 +212,14 @@ def expert_ids(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
 
 @valid_input("topk_weights", "expert_weights", "routing_weights", op_types=("moe",))
 def expert_weights(draft: WorkloadDraft, name: str) -> torch.Tensor:
-    """Positive, of sum one for each token."""
+    """Positive, of a sum below one for each token: with one expert, too, a weight tells."""
     return _weights(draft, draft.shape(name))
 
 
 def _weights(draft: WorkloadDraft, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.softmax(torch.randn(shape, generator=draft.generator), dim=-1)
+    """Softmax over one expert more than there are."""
+    scores = torch.randn((*shape[:-1], shape[-1] + 1), generator=draft.generator)
+    return torch.softmax(scores, dim=-1)[..., :-1]
 
 
 @replay_rule("_C::cpu_fused_moe")

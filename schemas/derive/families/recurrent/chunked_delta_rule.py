@@ -23,6 +23,7 @@ from kcap.schemas.derive.families.recurrent.chunks import (
     chunk_kernel,
     chunks_of,
     counts_work,
+    forgetting_rates,
     read_bytes,
 )
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
@@ -282,11 +283,12 @@ def wy_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
 @valid_input("g", "gate", op_types=DELTA_TYPES)
 def log_decays(draft: WorkloadDraft, name: str) -> torch.Tensor:
     """Negative; `gate` falls along each chunk."""
-    decays = draft.reals(-0.1, 0.0, draft.shape(name))
+    tokens, heads = draft.shape(name)
+    rates, steps = 0.1 * forgetting_rates(draft, heads), draft.reals(0.0, 1.0, (tokens, heads))
     if name == "g":
-        return decays
+        return -rates * steps
     chunks = chunks_of({key: draft[key] for key in ("cu_seqlens", "chunk_indices")}, draft.size("chunk_size") or 1)
-    return decays.clamp(max=-0.05) * (chunks.positions(len(decays))[:, None] + 1)
+    return -rates * (chunks.positions(tokens)[:, None] + steps)
 
 
 @valid_input("A", op_types=("gdn_chunk_inverse",))

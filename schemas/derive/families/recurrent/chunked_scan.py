@@ -23,6 +23,7 @@ from kcap.schemas.derive.families.recurrent.chunks import (
     chunk_kernel,
     chunks_of,
     counts_work,
+    forgetting_rates,
     read_bytes,
 )
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values
@@ -325,7 +326,8 @@ def scan_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
 @valid_input("dA_cumsum", op_types=(*SCAN_TYPES, "mamba2_state_passing"))
 def summed_decays(draft: WorkloadDraft, name: str) -> torch.Tensor:
     """Falling from place to place of a chunk."""
-    return draft.reals(-0.1, 0.0, draft.shape(name)).cumsum(-1)
+    shape = draft.shape(name)
+    return draft.reals(-0.1, 0.0, shape).mul(forgetting_rates(draft, shape[0], 1, 1)).cumsum(-1)
 
 
 @valid_input("dt", op_types=("mamba2_chunk_state", "mamba2_chunk_scan"))

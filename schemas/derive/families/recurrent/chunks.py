@@ -170,45 +170,52 @@ def chunk_kernel(
     return replace(kernel, touched=lambda: work(values, size)[0] + written)
 
 
+def forgetting_rates(draft: WorkloadDraft, *shape: int) -> torch.Tensor:
+    """Up to 1 a token. Some states last a thousand tokens: whoever leaves out what is long ago is wrong in these."""
+    return 10 ** draft.reals(-3.0, 0.0, shape)
+
+
 @valid_input("chunk_starts", op_types=SCAN_TYPES)
 def chunk_starts(draft: WorkloadDraft, name: str) -> torch.Tensor:
-    return _even_bounds(draft)[:-1]
+    """Of chunks one after another, none longer than a chunk may be."""
+    lengths = some_of_each(draft, draft.size("total_tokens") or 0, draft.shape(name)[0], draft.size("chunk_size"))
+    return lengths.cumsum(0) - lengths
 
 
 @valid_input("chunk_ends", op_types=SCAN_TYPES)
 def chunk_ends(draft: WorkloadDraft, name: str) -> torch.Tensor:
-    return _even_bounds(draft)[1:]
-
-
-def _even_bounds(draft: WorkloadDraft) -> torch.Tensor:
-    """Where chunks of about one length begin and end, none longer than a chunk may be."""
-    count, tokens = draft.axes["num_chunks"], draft.size("total_tokens") or 0
-    tokens = min(tokens, count * (draft.size("chunk_size") or tokens))
-    return torch.arange(count + 1) * tokens // max(count, 1)
+    starts, tokens = draft["chunk_starts"], draft.size("total_tokens") or 0
+    last = starts[-1:] + (draft.size("chunk_size") or tokens)
+    return torch.cat([starts[1:], last.clamp(max=tokens)])
 
 
 @valid_input("seq_idx", op_types=SCAN_TYPES)
 def sequence_of_chunk(draft: WorkloadDraft, name: str) -> torch.Tensor:
     """Ascending, and each sequence has chunks."""
     count = draft.shape(name)[0]
-    return torch.arange(count) * min(draft.size("num_seqs") or 1, count) // max(count, 1)
+    chunks = some_of_each(draft, count, min(draft.size("num_seqs") or 1, count))
+    return torch.arange(len(chunks)).repeat_interleave(chunks)
 
 
 @valid_input("last_chunk_indices", op_types=("mamba2_state_passing",))
 def last_chunks(draft: WorkloadDraft, name: str) -> torch.Tensor:
-    sequences = draft.shape(name)[0]
-    return torch.arange(1, sequences + 1) * draft.axes["num_chunks"] // max(sequences, 1) - 1
+    return some_of_each(draft, draft.axes["num_chunks"], draft.shape(name)[0]).cumsum(0) - 1
 
 
 @valid_input("cu_seqlens", op_types=DELTA_TYPES)
 def sequence_starts(draft: WorkloadDraft, name: str) -> torch.Tensor:
     """Sequences with as many chunks in all as there are, and as many tokens as these hold at most."""
-    sequences, size = draft.shape(name)[0] - 1, draft.size("chunk_size") or 1
-    chunks = (torch.arange(sequences + 1) * draft.axes["num_chunks"] // max(sequences, 1)).diff()
+    size = draft.size("chunk_size") or 1
+    chunks = some_of_each(draft, draft.axes["num_chunks"], draft.shape(name)[0] - 1)
     least = ((chunks - 1) * size + 1).clamp(min=0)
-    spare = max((draft.size("total_tokens") or 0) - int(least.sum()), 0)
-    room = (chunks * size - least).cumsum(0).clamp(max=spare)
-    return torch.cat([torch.zeros(1, dtype=torch.int64), least.cumsum(0) + room])
+    lengths = draft.parts(draft.size("total_tokens") or 0, least, chunks * size)
+    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+
+
+def some_of_each(draft: WorkloadDraft, total: int, count: int, most: int | None = None) -> torch.Tensor:
+    """`total` in `count` random parts of at most `most`, none of which is empty where that can be."""
+    low = torch.full((count,), int(count <= total))
+    return draft.parts(total, low, torch.full((count,), max(total if most is None else most, 1)))
 
 
 @valid_input("chunk_indices", op_types=DELTA_TYPES)

@@ -6,7 +6,7 @@ import torch
 
 from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.families import ReplayRule, replay_rule, valid_input
-from kcap.schemas.derive.families.recurrent.chunks import DELTA_TYPES
+from kcap.schemas.derive.families.recurrent.chunks import DELTA_TYPES, forgetting_rates
 from kcap.schemas.derive.index_arguments import renumber_densely, shrink_caches
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values
 from kcap.schemas.derive.kernel import TensorArg, lazy_arg
@@ -139,7 +139,13 @@ def update_rate(draft: WorkloadDraft, name: str) -> torch.Tensor:
 @valid_input("A", op_types=("mamba_ssu", "mamba", "mamba2_chunk_cumsum", "selective_scan"))
 def decay(draft: WorkloadDraft, name: str) -> torch.Tensor:
     """Negative: the state decays by exp(A dt)."""
-    return draft.reals(-8.0, -0.5, draft.shape(name))
+    return -8.0 * forgetting_rates(draft, *draft.shape(name))
+
+
+@valid_input("A_log", op_types=("gdn",))
+def log_rates(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """The state decays by exp(-exp(A_log) dt)."""
+    return forgetting_rates(draft, *draft.shape(name)).log()
 
 
 @valid_input("*_indices", "cache_indices", "*_slots", op_types=STATEFUL)

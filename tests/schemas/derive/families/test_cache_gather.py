@@ -73,7 +73,10 @@ def test_valid_inputs_fill_the_workspace():
     inputs: dict[str, Any] = {name: RandomInput() for name in definition.inputs}
     workload = Workload(uuid="one", axes={name: sizes[name] for name in definition.var_axes}, inputs=inputs)
     made = dict(zip(definition.inputs, make_inputs(definition, workload, None).inputs, strict=True))
-    assert made["cu_seq_lens"].tolist() == [0, 26, 52] and made["seq_starts"].tolist() == [0, 0]
+    rows, starts = made["cu_seq_lens"].diff(), made["seq_starts"]
+    assert made["cu_seq_lens"][[0, -1]].tolist() == [0, 52] and rows.min() >= 0
+    assert starts.min() >= 0 and not (starts % PAGE).any()
+    assert (starts + rows).max() <= made["block_table"].shape[1] * PAGE
     cost = cost_function_for("cache_gather")
     assert cost is not None and cost(CostInputs(definition, made)).bytes == 2 * 52 * DIM * 2
 

@@ -302,11 +302,16 @@ def test_inputs_made_by_rule_are_chunks(arguments: tuple[str, Arguments]) -> Non
     axes = {"num_chunks": 5, "total_tokens": 70, "num_seqs": 2}
     draft = WorkloadDraft(definition, axes, {}, torch.Generator().manual_seed(0), made_by_rule)
     if operator == PASSING:
-        assert draft["last_chunk_indices"].tolist() == [1, 4]
+        first, last = draft["last_chunk_indices"].tolist()
+        assert 0 <= first < last == 4
     else:
-        assert draft["chunk_starts"].tolist() == [0, 14, 28, 42, 56] and draft["chunk_ends"][-1] == 70
+        starts, ends = draft["chunk_starts"], draft["chunk_ends"]
+        assert starts[0] == 0 and ends[-1] == 70 and torch.equal(starts[1:], ends[:-1])
+        assert (ends - starts).min() >= 1 and (ends - starts).max() <= definition.const_axes.get("chunk_size", 70)
     if operator == SCAN:
-        assert draft["seq_idx"].tolist() == [0, 0, 0, 1, 1] and draft["dA_cumsum"].diff(dim=-1).max() <= 0
+        sequences = draft["seq_idx"]
+        assert sequences.diff().min() >= 0 and sequences.unique().tolist() == [0, 1]
+        assert draft["dA_cumsum"].diff(dim=-1).max() <= 0
 
 
 def made_by_rule(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
