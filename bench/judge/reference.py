@@ -125,10 +125,11 @@ def _opened(start: Start, drawn: InputPool, form: Definition) -> Candidate:
 
 class _Exploration:
     """Of a reference on `drawn`, to find how it is run. `bits`: of its floating inputs, 0 for their own dtype;
-    `truth`: of the first draw.
+    `truth`: of the first draw; `finite`: how many of its own numbers are.
     """
 
     truth: Truth
+    finite: int
 
     def __init__(self, start: Start, drawn: InputPool) -> None:
         self.start, self.drawn, self.seed = start, drawn, fresh_seed()
@@ -138,12 +139,17 @@ class _Exploration:
         self.reference = _opened(start, drawn, self.form)
 
     def precision(self) -> ReferencePrecision:
-        own = _outputs(self.reference, self.seed, range(DRAWS), 0)
-        (again,), higher_by_bits = _outputs(self.reference, self.seed, range(1), 0), dict[int, list[Outputs]]()
-        if any(not off.error <= SAME for off in Truth(own[0]).differences(again)):
+        own, again = (_outputs(self.reference, self.seed, range(DRAWS), 0) for _ in range(2))
+        higher_by_bits: dict[int, list[Outputs]] = {}
+        if any(
+            not off.error <= SAME
+            for first, second in zip(own, again, strict=True)
+            for off in Truth(first).differences(second)
+        ):
             raise AtFault("its reference gives other outputs for the same inputs: it draws numbers")
         ours = [self._named(outputs) for outputs in own]
         _check_finite(self.drawn, ours[0])
+        self.finite = _finite_numbers(ours[0])
 
         def higher(bits: int) -> list[Outputs] | None:
             if (outputs := self._attempt(DRAWS, bits)) is None:
@@ -157,7 +163,7 @@ class _Exploration:
         self.bits = settle_precision(self.definition, ours, higher, choices_of) if _floats(self.drawn) else 0
         wide = higher_by_bits[self.bits][0] if self.bits else own[0]
         self.truth = choices.truth_of(self.definition, wide, own[0], self.sizes)
-        check_as_solution(self.definition, self._named(again), self.truth)
+        check_as_solution(self.definition, self._named(again[0]), self.truth)
         notes = *_notes(self.drawn, ours[0]), *self._show_inputs()
         return ReferencePrecision(self.bits, notes, self.sizes)
 
@@ -191,7 +197,7 @@ class _Exploration:
         self.drawn.draws.multiply(name, factor)
         own = self._attempt_anew(0)
         wide = self._attempt_anew(self.bits) if self.bits else own
-        if own is None or wide is None or not all(map(_finite, self._named(own))):
+        if own is None or wide is None or _finite_numbers(self._named(own)) < self.finite:
             return None
         return choices.truth_of(self.definition, wide, own, self.sizes)
 
@@ -328,13 +334,12 @@ def _floats(drawn: InputPool) -> bool:
 
 def _check_finite(drawn: InputPool, outputs: list[torch.Tensor]) -> None:
     for result, output in zip(drawn.results, outputs, strict=True):
-        if not _finite(output):
+        if output.is_floating_point() and output.numel() and not _finite_numbers([output]):
             raise AtFault(f"no number of its reference's output {result.name} is finite")
 
 
-def _finite(output: torch.Tensor) -> bool:
-    """Whether any number of it is, or it has none."""
-    return not (output.is_floating_point() and output.numel() and not output.double().isfinite().any())
+def _finite_numbers(outputs: Outputs) -> int:
+    return sum(int(output.double().isfinite().sum()) for output in outputs if output.is_floating_point())
 
 
 def _notes(drawn: InputPool, outputs: list[torch.Tensor]) -> tuple[str, ...]:
