@@ -126,15 +126,18 @@ class Judge:
     def _attempt(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
         if self.running and self.running.solution != solution:
             self._drop()  # before anything is asked of what it may hold
-        found = self.findings.setdefault((definition.name, workload.uuid), WorkloadFindings())
+        findings = self.findings.setdefault((definition.name, workload.uuid), WorkloadFindings())
         try:
-            truth = self._truth(definition, workload, found)
-            verdict = self._trial(solution, truth, found)
+            truth = self._truth(definition, workload, findings)
+            verdict = self._trial(solution, truth, findings)
         except AtFault:
             self._drop_references()
-            if found.settled is None or not found.settled[0].integers:
+            if findings.settled is None or not findings.settled[0].integers:
                 raise
-            found.settled, found.small_integers = None, True  # few of the larger ones are none that the reference takes
+            findings.settled, findings.small_integers = (
+                None,
+                True,
+            )  # few of the larger ones are none that the reference takes
             return self._attempt(solution, definition, workload)
         notes = [*truth.drawn.example.notes, *truth.precision.notes, *verdict.get("notes", ())]
         caveats = timing_caveats(verdict.get("time"))
@@ -148,19 +151,19 @@ class Judge:
                 first, _, _ = why.partition("\n")
                 yield f"{what} is launched, as it cannot be captured in a CUDA graph: {first[:MOST_TOLD]}"
 
-    def _truth(self, definition: Definition, workload: Workload, found: WorkloadFindings) -> ReferenceOracle:
+    def _truth(self, definition: Definition, workload: Workload, findings: WorkloadFindings) -> ReferenceOracle:
         """On the widest spread of inputs by which the reference can be judged, or the one that was before."""
         dataset = Dataset(self.root) if self.root else None
 
         def on_spread(spread: Spread, known: ReferencePrecision | None = None) -> ReferenceOracle:
             drawn = draw_inputs(definition, workload, dataset, self.limits.memory, spread)
             truth = open_oracle(partial(self._reference, definition), drawn, known)
-            found.settled = drawn.draws.spread, truth.precision
+            findings.settled = drawn.draws.spread, truth.precision
             return truth
 
-        if found.settled:
-            return on_spread(*found.settled)
-        spreads = [each for each in spreads_for(definition) if not (each.integers and found.small_integers)]
+        if findings.settled:
+            return on_spread(*findings.settled)
+        spreads = [each for each in spreads_for(definition) if not (each.integers and findings.small_integers)]
         return with_widest_spread(spreads, on_spread)
 
     def _reference(self, definition: Definition, form: Definition) -> Candidate:
@@ -190,15 +193,15 @@ class Judge:
         while self.references:
             self.references.popitem()[1].end()
 
-    def _trial(self, solution: Solution, truth: ReferenceOracle, found: WorkloadFindings) -> dict[str, Any]:
+    def _trial(self, solution: Solution, truth: ReferenceOracle, findings: WorkloadFindings) -> dict[str, Any]:
         running = self._running(solution)
         if running.failure:
             status, reason, log = running.failure
             return {"status": status, "reason": reason, "log": log}
         assert running.candidate is not None
-        trial = Trial(running.candidate, truth, self.seconds, reference_count=found.reference_count)
+        trial = Trial(running.candidate, truth, self.seconds, reference_count=findings.reference_count)
         verdict = self._verdict(trial, running)
-        found.reference_count = trial.reference_count
+        findings.reference_count = trial.reference_count
         more = {"accuracy": trial.accuracy, "wrong": trial.wrong, "confined": trial.candidate.confined}
         return {**verdict, **more, "notes": trial.notes}
 

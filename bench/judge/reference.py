@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 import math
+import time
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -31,7 +32,7 @@ from kcap.schemas.results.outcome import Status
 
 UPCASTS = (64, 32)  # bits, tried in this order
 DRAWS = 3  # on which they must agree with the reference's own precision
-FACTORS = (1.0, 16.0, 256.0, 4096.0, 65536.0)  # of an input that does not show, tried in this order
+FACTORS = (16.0, 256.0, 4096.0, 65536.0)  # of an input that does not show, tried in this order
 SHOWING_SHARE = 8  # of the reference's time limit, one part in so many is for that
 UNLIKELY = 1e-3
 Outputs: TypeAlias = list[torch.Tensor]
@@ -125,10 +126,10 @@ def _opened(start: Start, drawn: InputPool, form: Definition) -> Candidate:
 
 class _Exploration:
     """Of a reference on `drawn`, to find how it is run. `bits`: of its floating inputs, 0 for their own dtype;
-    `truth`: of the first draw; `finite`: how many of its own numbers are.
+    `truths`: of each draw; `finite`: how many of its own numbers are.
     """
 
-    truth: Truth
+    truths: list[Truth]
     finite: int
 
     def __init__(self, start: Start, drawn: InputPool) -> None:
@@ -139,17 +140,21 @@ class _Exploration:
         self.reference = _opened(start, drawn, self.form)
 
     def precision(self) -> ReferencePrecision:
-        own, again = (_outputs(self.reference, self.seed, range(DRAWS), 0) for _ in range(2))
-        higher_by_bits: dict[int, list[Outputs]] = {}
-        if any(
-            not off.error <= SAME
-            for first, second in zip(own, again, strict=True)
-            for off in Truth(first).differences(second)
-        ):
-            raise AtFault("its reference gives other outputs for the same inputs: it draws numbers")
-        ours = [self._named(outputs) for outputs in own]
+        """Found on several draws; inputs that do not show in outputs are larger from then on."""
+        notes = [*self._settle(), *self._show_inputs()]
+        self.reference.spent = 0.0  # none of the time that it has for a Solution
+        return ReferencePrecision(self.bits, tuple(notes), self.sizes)
+
+    def _settle(self) -> tuple[str, ...]:
+        """Find `bits`, `truths` and `finite`; notes of what outputs are like."""
+        own = _outputs(self.reference, self.seed, range(DRAWS), 0)
+        for draw in reversed(range(DRAWS)):
+            (again,) = _outputs(self.reference, self.seed, [draw], 0)
+            if not _same(Truth(own[draw]), again):
+                raise AtFault("its reference gives other outputs for the same inputs: it draws numbers")
+        ours, higher_by_bits = [self._named(outputs) for outputs in own], dict[int, list[Outputs]]()
         _check_finite(self.drawn, ours[0])
-        self.finite = _finite_numbers(ours[0])
+        self.finite = sum(map(_finite_numbers, ours))
 
         def higher(bits: int) -> list[Outputs] | None:
             if (outputs := self._attempt(DRAWS, bits)) is None:
@@ -161,52 +166,71 @@ class _Exploration:
             return choices.truth_of(self.definition, higher_by_bits[bits][draw], own[draw], self.sizes).choices
 
         self.bits = settle_precision(self.definition, ours, higher, choices_of) if _floats(self.drawn) else 0
-        wide = higher_by_bits[self.bits][0] if self.bits else own[0]
-        self.truth = choices.truth_of(self.definition, wide, own[0], self.sizes)
-        check_as_solution(self.definition, self._named(again[0]), self.truth)
-        notes = *_notes(self.drawn, ours[0]), *self._show_inputs()
-        return ReferencePrecision(self.bits, notes, self.sizes)
+        self.truths = self._truths_of(higher_by_bits.get(self.bits, own), own)
+        check_as_solution(self.definition, self._named(again), self.truths[0])
+        return _notes(self.drawn, ours[0])
 
-    def _show_inputs(self) -> list[str]:
+    def _show_inputs(self) -> Iterator[str]:
         """Enlarge each input without which outputs would be right, as those of a long sum are without a bias, until
-        they are not; notes of those that show in no size.
+        they are not; notes of what is larger, shows in no size, or was not tried.
         """
-        notes, draws = list[str](), self.drawn.draws
-        for name in draws.scalable if any(result.bytes for result in self.drawn.results) else ():
-            if self.reference.spent > self.reference.limits.timeout / SHOWING_SHARE:
-                break
-            if not any(self._shows(name, factor) for factor in FACTORS):
-                draws.multiply(name, 1.0)
-                notes.append(f"{name}: outputs are right without it")
-        return notes
+        draws, until = self.drawn.draws, time.monotonic() + self.reference.limits.timeout / SHOWING_SHARE
+        names = draws.scalable if any(result.bytes for result in self.drawn.results) else []
+        for place, name in enumerate(names):
+            if time.monotonic() > until:
+                yield f"not known whether outputs are right without {', '.join(names[place:])}: too slow to try"
+                return
+            factor = self._showing_factor(name, until)
+            draws.multiply(name, factor or 1.0)
+            if factor is None:
+                yield f"{name}: outputs are right without it"
+            elif factor > 1:
+                yield f"{name}: drawn {factor:g} times as large, as outputs do not show it else"
 
-    def _shows(self, name: str, factor: float) -> bool:
-        """Whether outputs are wrong without an input that is so many times as large, where the reference bears that."""
-        truth = self.truth if factor == 1.0 else self._truth_with(name, factor)
+    def _showing_factor(self, name: str, until: float) -> float | None:
+        """How many times as large an input must be for outputs of every draw to be wrong without it, 1 where none does
+        that which the reference bears; None, where outputs of no draw are wrong even so.
+        """
         self.drawn.draws.multiply(name, 0.0)
         without = self._attempt_anew(0)
-        self.drawn.draws.multiply(name, factor)
-        if truth is None or (
-            without is not None and all(off.error <= SAME for off in truth.differences(self._named(without)))
-        ):
-            return False
-        self.truth = truth
-        return True
+        if without is None:
+            return 1.0
+        right = [_same(truth, self._named(outputs)) for truth, outputs in zip(self.truths, without, strict=True)]
+        if not any(right):
+            return 1.0
+        for factor in FACTORS:
+            self.drawn.draws.multiply(name, factor)
+            if time.monotonic() > until or (truths := self._truths_anew()) is None:
+                break
+            if not any(_same(truth, self._named(outputs)) for truth, outputs in zip(truths, without, strict=True)):
+                self.truths = truths
+                return factor
+        return None if all(right) else 1.0
 
-    def _truth_with(self, name: str, factor: float) -> Truth | None:
-        self.drawn.draws.multiply(name, factor)
+    def _truths_anew(self) -> list[Truth] | None:
+        """On inputs that have been multiplied; None where the reference does not bear these."""
         own = self._attempt_anew(0)
-        wide = self._attempt_anew(self.bits) if self.bits else own
-        if own is None or wide is None or _finite_numbers(self._named(own)) < self.finite:
+        if own is None or sum(_finite_numbers(self._named(outputs)) for outputs in own) < self.finite:
             return None
-        return choices.truth_of(self.definition, wide, own, self.sizes)
+        if (wide := self._attempt_anew(self.bits) if self.bits else own) is None:
+            return None
+        truths = self._truths_of(wide, own)
+        every = zip(own, wide, truths, strict=True)
+        if self.bits and not all(
+            rounds_to(self.definition, self._named(ours), self._named(theirs), truth.choices)
+            for ours, theirs, truth in every
+        ):
+            return None
+        return truths
 
-    def _attempt_anew(self, bits: int) -> Outputs | None:
-        """As `_attempt` on the first draw, whose inputs have been multiplied."""
+    def _truths_of(self, wide: Sequence[Outputs], own: Sequence[Outputs]) -> list[Truth]:
+        return [choices.truth_of(self.definition, *each, self.sizes) for each in zip(wide, own, strict=True)]
+
+    def _attempt_anew(self, bits: int) -> list[Outputs] | None:
+        """As `_attempt` on inputs that have been multiplied."""
         assert self.reference.workload is not None
         self.reference.workload.arena.forget()
-        outputs = self._attempt(1, bits)
-        return outputs[0] if outputs else None
+        return self._attempt(DRAWS, bits)
 
     def _attempt(self, count: int, bits: int) -> list[Outputs] | None:
         """None where it fails on such inputs."""
@@ -253,6 +277,10 @@ def settle_precision(
         ):
             return bits
     return 0
+
+
+def _same(truth: Truth, outputs: Outputs) -> bool:
+    return all(off.error <= SAME for off in truth.differences(outputs))
 
 
 def check_as_solution(definition: Definition, outputs: Outputs, truth: Truth) -> None:

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,13 +123,20 @@ class _ServerRun:
             self._look(engine_phase(self.session))
             client.show()
             time.sleep(run.POLL)
-        why = "" if self.server.status is not None else self._attended(self._why_no_more, engine_phase(self.session))
+        asked = self.server.status is None and not self.at.ending
+        why = self._attended(self._why_no_more, engine_phase(self.session)) if asked else ""
+        gone = time.monotonic() + (ENDING if why.startswith(NO_ANSWER) and not why.endswith(SLOW) else 0)
+        while self.server.status is None and not self.at.ending and time.monotonic() < gone:
+            self._look(engine_phase(self.session))
+            time.sleep(run.POLL)
         if self.at.ending:
             click.echo(f"kcap: {self.at.ending_text()}: ending the client and the server", err=True)
             return ""
         if self.server.status is not None:
-            return f"the server ended while the client ran{self._how(self.server)}"
-        if why and (client.status or why != SLOW):  # one that is only busy serves
+            if client.status == self.server.status == 0:  # the client ended it
+                return ""
+            return f"the server ended before kcap ended it{self._how(self.server)}"
+        if why and (client.status or not why.endswith(SLOW)):  # one that is only busy serves
             how = status_text(client.status or 0)
             return f"the server no longer served when the client ended, with {how} ({why}):\n{self._lines()}"
         return f"the client failed{self._how(client)}" if client.status else ""
@@ -147,8 +154,8 @@ class _ServerRun:
         threads.shutdown(wait=False)  # it ends with the server
         while not self.at.ending:
             self._look(phase)
-            with suppress(TimeoutError):
-                return answer.result(run.POLL)
+            if wait([answer], run.POLL).done:
+                return answer.result()
         return SLOW
 
     def _look(self, phase: Phase) -> None:
@@ -163,7 +170,8 @@ class _ServerRun:
 
 
 ANSWER_TIMEOUT = 5.0  # seconds that an answer may take
-SLOW = "no answer: timed out"
+ENDING = 5.0  # seconds that a server may take to end once nothing answers there
+NO_ANSWER, SLOW = "no answer: ", "timed out"
 
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
@@ -217,6 +225,6 @@ def why_not_ready(url: str) -> str:
     except urllib.error.HTTPError as error:
         return f"it answered {error.code} {error.reason}"
     except urllib.error.URLError as error:
-        return f"no answer: {getattr(error.reason, 'strerror', None) or error.reason}"
+        return f"{NO_ANSWER}{getattr(error.reason, 'strerror', None) or error.reason}"
     except (OSError, http.client.HTTPException) as error:
-        return f"no answer: {error or type(error).__name__}"
+        return f"{NO_ANSWER}{error or type(error).__name__}"

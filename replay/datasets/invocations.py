@@ -138,7 +138,8 @@ class InvocationDraws:
             elif dtype in WIDE_FLOATS:
                 self._fill_floats(place, dtype, _stream(seed ^ self._secret, index), first)
                 if (factor := self.spread.factors.get(name, 1.0)) != 1.0:
-                    place.mul_(factor)
+                    most = torch.finfo(place.dtype).max
+                    place.mul_(factor).clamp_(-most, most)
             elif dtype.startswith("float"):
                 self._fill_bytes(place, dtype, _stream(seed ^ self._secret, index), first)
             else:

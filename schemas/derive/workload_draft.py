@@ -83,9 +83,11 @@ class WorkloadDraft:
         spare = min(max(total - int(low.sum()), 0), int(room.sum()))
         weights = self.reals(0.1, 1.0, low.shape).double()
         parts = torch.minimum((weights / weights.sum() * spare).long(), room)
-        left = room - parts
+        order = torch.randperm(len(parts), generator=self.generator)  # in which the rest is handed out
+        left = (room - parts)[order]
         before = left.cumsum(0) - left
-        return low + parts + torch.minimum((spare - int(parts.sum()) - before).clamp(min=0), left)
+        parts[order] += torch.minimum((spare - int(parts.sum()) - before).clamp(min=0), left)
+        return low + parts
 
     def notes(self) -> list[str]:
         """How the inputs differ from the Workload: files that are missing, inputs that rules made, other changes."""

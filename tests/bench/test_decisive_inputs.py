@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from bench_datasets import of
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kcap.bench.accuracy import Truth
 from kcap.bench.accuracy.rounding import rounds_to
@@ -18,6 +20,7 @@ from kcap.replay.datasets.spreads import spreads_for
 from kcap.replay.datasets.workloads import default_workload
 from kcap.schemas.derive.families import recognize
 from kcap.schemas.derive.invocation import Invocation
+from kcap.schemas.derive.workload_draft import WorkloadDraft
 from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, RandomInput, ScalarInput, Workload, read
 
 DATASET = Path(__file__).parents[1] / "data" / "flashinfer-trace" / "definitions"
@@ -308,6 +311,19 @@ def test_where_sequences_and_chunks_begin_differs_from_draw_to_draw(op_type):
     if op_type == "cache_gather":
         ends = first["seq_starts"] + first["cu_seq_lens"].diff()
         assert ends.max() <= 40 * 16 and first["cu_seq_lens"][-1] == 600
+
+
+@given(total=st.integers(0, 12), count=st.integers(1, 6), least=st.integers(0, 1))
+def test_few_are_divided_otherwise_in_each_draw(total, count, least):
+    generator = torch.Generator().manual_seed(total)
+    draft = WorkloadDraft(definition=None, axes={}, given={}, generator=generator, make=None)
+    low, high = torch.full((count,), least), torch.full((count,), max(least, 3))
+    drawn = [draft.parts(total, low, high) for _ in range(40)]
+    for parts in drawn:
+        assert (parts >= low).all() and (parts <= high).all()
+        assert parts.sum() == min(max(total, low.sum()), high.sum())
+    if count > 1 and low.sum() < total < high.sum():
+        assert len({tuple(parts.tolist()) for parts in drawn}) > 1
 
 
 def test_scalars_of_a_workload_are_given_as_they_are():

@@ -11,6 +11,7 @@ from bench_datasets import SCALE, definition, of, stored, workload
 from judge_here import ROWS, judged, made, outcome, scale
 from solution_files import RETURNING, WRITING, solution
 
+from kcap.bench.judge import reference
 from kcap.bench.judge.driver import gpu_memory
 from kcap.bench.judge.driver.gpu_memory import GpuMemory
 from kcap.bench.judge.judge import timing_caveats
@@ -131,7 +132,15 @@ def test_an_input_beside_which_all_else_is_large_has_to_be_read(judge):
         mine = solution({"main.py": source}, name=status, definition="biased", destination_passing_style=False)
         found = judged(judge, mine, biased, workload(biased, "w", 4096))
         assert found.status == status, found.reason
-        assert [note for note in found.notes if "right without" in note] == ["unread: outputs are right without it"]
+        larger, unread = found.notes
+        assert larger.startswith("bias: drawn ") and unread == "unread: outputs are right without it"
+
+
+def test_inputs_that_there_is_no_time_to_leave_out_are_named(judge, monkeypatch):
+    monkeypatch.setattr(reference, "SHOWING_SHARE", 1e12)
+    found = judged(judge, solution({"main.py": RETURNING}, destination_passing_style=False), SCALE, scale("late", 64))
+    assert found.status == "PASSED"
+    assert found.notes == ["not known whether outputs are right without x: too slow to try"]
 
 
 def test_a_reference_that_takes_no_other_dtype_is_run_in_its_own(judge):

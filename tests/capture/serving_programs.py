@@ -1,7 +1,7 @@
 """Servers that stand for an engine, and a client of theirs."""
 
 SERVER = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 import torch
 from kcap.capture.session import SESSION_VARIABLE, read_session
@@ -37,6 +37,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.stalls = path == "/stall"
         self.send_response(200)
         self.end_headers()
+        if path == "/quit":
+            threading.Thread(target=self.server.shutdown).start()
 
     def log_message(self, *args):
         pass
@@ -45,6 +47,8 @@ server = HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
 server.broken = server.stalls = False
 try:
     server.serve_forever()
+    server.server_close()
+    time.sleep(1)
 except KeyboardInterrupt:
     print("the server ended in order", flush=True)
 """

@@ -95,7 +95,7 @@ def test_a_client_that_fails_leaves_the_recording_and_says_why(
 def test_a_server_that_dies_under_its_client_leaves_what_it_ran(serve: Callable[..., Any], tmp_path: Path) -> None:
     ran = serve(SERVER, "steps?4", "die")
     assert ran.code == 3, ran.err
-    assert "the server ended while the client ran, with status 7:\n  ValueError: out of memory" in ran.err
+    assert "the server ended before kcap ended it, with status 7:\n  ValueError: out of memory" in ran.err
     assert counted(tmp_path / "out") == (4, 4)
     assert not kcap_package.load(tmp_path / "out").metadata.complete
 
@@ -105,6 +105,12 @@ def test_a_server_that_failed_is_named_where_its_client_ends_first(serve: Callab
     assert ran.code == 3, ran.err
     assert "no longer served when the client ended, with status 1 (it answered 503 no engine):\n" in ran.err
     assert "\n  RuntimeError: the engine is dead" in ran.err
+    assert counted(tmp_path / "out") == (4, 4)
+
+
+def test_a_client_that_ends_its_server_has_not_failed(serve: Callable[..., Any], tmp_path: Path) -> None:
+    ran = serve(SERVER, "steps?4", "quit")
+    assert ran.code == 0, ran.err
     assert counted(tmp_path / "out") == (4, 4)
 
 

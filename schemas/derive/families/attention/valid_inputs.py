@@ -6,6 +6,7 @@ queries: under a causal mask, the queries before the first key would see nothing
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 
 import torch
@@ -62,6 +63,7 @@ PAGE_TABLES = ("block_table*", "page_table*", "slot_mapping")
 PAGE_AXES = ("num_pages", "num_blocks", "num_kv_blocks")  # the axis of all pages
 PAGE_INDICES = ("kv_indices", "paged_kv_indices")  # a page each
 PADDED_SHARE = 1 / 8  # of sequences
+ZERO_IS_PADDING = re.compile(r"\b0: [^.;]*padding")
 SLOT_INDICES = ("sparse_indices",)  # page x page size + row each, -1: none
 
 
@@ -102,7 +104,7 @@ def sequence_lengths(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     if not most:
         return None
     lengths = draft.integers(1, most + 1, draft.shape(name))
-    if "padding" in (draft.definition.inputs[name].description or ""):
+    if lengths.dim() and ZERO_IS_PADDING.search(draft.definition.inputs[name].description or ""):
         lengths[1:][draft.reals(0.0, 1.0, lengths[1:].shape) < PADDED_SHARE] = 0
     return lengths
 

@@ -281,8 +281,10 @@ def wy_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
 
 
 @valid_input("g", "gate", op_types=DELTA_TYPES)
-def log_decays(draft: WorkloadDraft, name: str) -> torch.Tensor:
+def log_decays(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     """Negative; `gate` falls along each chunk."""
+    if len(draft.axis_names(name)) != 2:
+        return None
     tokens, heads = draft.shape(name)
     rates, steps = 0.1 * forgetting_rates(draft, heads), draft.reals(0.0, 1.0, (tokens, heads))
     if name == "g":

@@ -326,8 +326,9 @@ def scan_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
 @valid_input("dA_cumsum", op_types=(*SCAN_TYPES, "mamba2_state_passing"))
 def summed_decays(draft: WorkloadDraft, name: str) -> torch.Tensor:
     """Falling from place to place of a chunk."""
-    shape = draft.shape(name)
-    return draft.reals(-0.1, 0.0, shape).mul(forgetting_rates(draft, shape[0], 1, 1)).cumsum(-1)
+    heads, *rest = draft.shape(name)
+    rates = forgetting_rates(draft, heads, *[1] * len(rest))
+    return draft.reals(-0.1, 0.0, (heads, *rest)).mul(rates).cumsum(-1)
 
 
 @valid_input("dt", op_types=("mamba2_chunk_state", "mamba2_chunk_scan"))

@@ -213,9 +213,10 @@ def sequence_starts(draft: WorkloadDraft, name: str) -> torch.Tensor:
 
 
 def some_of_each(draft: WorkloadDraft, total: int, count: int, most: int | None = None) -> torch.Tensor:
-    """`total` in `count` random parts of at most `most`, none of which is empty where that can be."""
-    low = torch.full((count,), int(count <= total))
-    return draft.parts(total, low, torch.full((count,), max(total if most is None else most, 1)))
+    """`total` in `count` random parts of at most `most`: none is empty where that can be, else none has more than one."""
+    enough = count <= total
+    high = 1 if not enough else max(total if most is None else most, 1)
+    return draft.parts(total, torch.full((count,), int(enough)), torch.full((count,), high))
 
 
 @valid_input("chunk_indices", op_types=DELTA_TYPES)

@@ -288,6 +288,15 @@ def test_costs_count_tokens_and_pairs_of_a_chunk() -> None:
     assert solved.read == 4 * (pairs - TOKENS) * HV + table
 
 
+def test_sequences_of_which_some_are_empty_have_no_more_tokens_than_there_are() -> None:
+    definition = checked(kernel_of(KKT, **kkt()))
+    axes = {"num_chunks": 3, "total_tokens": 30, "len_indptr": 6}
+    draft = WorkloadDraft(definition, axes, {}, torch.Generator(), made_by_rule)
+    lengths = draft["cu_seqlens"].diff().tolist()
+    assert sum(lengths) == 30 and sorted(lengths)[:2] == [0, 0] and sorted(lengths)[2] > 0
+    assert len(draft["chunk_indices"]) == 3
+
+
 def test_inputs_made_by_rule_are_chunks() -> None:
     """Three sequences of 60 tokens in five chunks."""
     definition = checked(kernel_of(KKT, **kkt()))
