@@ -134,10 +134,8 @@ class Judge:
             self._drop_references()
             if findings.settled is None or not findings.settled[0].integers:
                 raise
-            findings.settled, findings.small_integers = (
-                None,
-                True,
-            )  # few of the larger ones are none that the reference takes
+            findings.settled = None  # few of the larger integers are none that the reference takes
+            findings.small_integers = True
             return self._attempt(solution, definition, workload)
         notes = [*truth.drawn.example.notes, *truth.precision.notes, *verdict.get("notes", ())]
         caveats = timing_caveats(verdict.get("time"))

@@ -213,9 +213,9 @@ def sequence_starts(draft: WorkloadDraft, name: str) -> torch.Tensor:
 
 
 def some_of_each(draft: WorkloadDraft, total: int, count: int, most: int | None = None) -> torch.Tensor:
-    """`total` in `count` random parts of at most `most`: none is empty where that can be, else none has more than one."""
+    """`total` in `count` random parts of at most `most`: each has one or more where that can be, else one or none."""
     enough = count <= total
-    high = 1 if not enough else max(total if most is None else most, 1)
+    high = max(total if most is None else most, 1) if enough else 1
     return draft.parts(total, torch.full((count,), int(enough)), torch.full((count,), high))
 
 
