@@ -138,9 +138,14 @@ def _is_index(tensor: DefinitionTensor) -> bool:
 
 
 def _make_by_rule(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
-    """The input `name` by the first rule that makes it; None if none does."""
+    """The input `name` by the first rule that makes it; None if none does. Skip, where a rule lacks what it reads."""
     for rule in families.input_rules_for(draft.definition.op_type, name):
-        if (value := rule(draft, name)) is not None:
+        try:
+            value = rule(draft, name)
+        except LookupError as error:
+            kind = draft.definition.op_type
+            raise Skip(f"inputs.{name}: its rule knows another form of {kind} ({error!r})") from error
+        if value is not None:
             draft.ruled.append(name)
             return value.reshape(draft.shape(name)).to(definition_dtype(draft.definition.inputs[name].dtype))
     return None

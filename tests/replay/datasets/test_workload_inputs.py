@@ -114,6 +114,13 @@ def test_what_does_not_fit_is_skipped_with_its_size() -> None:
         make_inputs(of, workload(of, M=1 << 40), None)
 
 
+def test_a_rule_that_lacks_what_it_reads_is_said() -> None:
+    ids = {"token_indices_sorted_by_lora_ids": tensor("int64", "M"), "lora_ids": tensor("int64", "N")}
+    of = definition(ids, {"M": None, "N": 4}, op_type="lora_shrink")
+    with pytest.raises(Skip, match=r"its rule knows another form of lora_shrink .*num_tokens_per_lora"):
+        make_inputs(of, workload(of, M=8), None)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_floats_are_standard_normal(dtype: str) -> None:
     of = definition({"x": tensor(dtype, "M", "N")}, {"M": None, "N": 64})
