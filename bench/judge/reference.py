@@ -157,7 +157,7 @@ class _Exploration:
         self.finite = sum(map(_finite_numbers, ours))
 
         def higher(bits: int) -> list[Outputs] | None:
-            if (outputs := self._attempt(DRAWS, bits)) is None:
+            if (outputs := self._attempt(bits)) is None:
                 return None
             higher_by_bits[bits] = outputs
             return [self._named(each) for each in outputs]
@@ -195,17 +195,21 @@ class _Exploration:
         without = self._attempt_anew(0)
         if without is None:
             return 1.0
-        right = [_same(truth, self._named(outputs)) for truth, outputs in zip(self.truths, without, strict=True)]
+        right = self._right(self.truths, without)
         if not any(right):
             return 1.0
         for factor in FACTORS:
             self.drawn.draws.multiply(name, factor)
             if time.monotonic() > until or (truths := self._truths_anew()) is None:
                 break
-            if not any(_same(truth, self._named(outputs)) for truth, outputs in zip(truths, without, strict=True)):
+            if not any(self._right(truths, without)):
                 self.truths = truths
                 return factor
         return None if all(right) else 1.0
+
+    def _right(self, truths: Sequence[Truth], outputs: Sequence[Outputs]) -> list[bool]:
+        """Of each draw, whether its outputs are."""
+        return [_same(truth, self._named(each)) for truth, each in zip(truths, outputs, strict=True)]
 
     def _truths_anew(self) -> list[Truth] | None:
         """On inputs that have been multiplied; None where the reference does not bear these."""
@@ -230,12 +234,12 @@ class _Exploration:
         """As `_attempt` on inputs that have been multiplied."""
         assert self.reference.workload is not None
         self.reference.workload.arena.forget()
-        return self._attempt(DRAWS, bits)
+        return self._attempt(bits)
 
-    def _attempt(self, count: int, bits: int) -> list[Outputs] | None:
-        """None where it fails on such inputs."""
+    def _attempt(self, bits: int) -> list[Outputs] | None:
+        """Its outputs of each draw; None where it fails on such inputs."""
         try:
-            return _outputs(self.reference, self.seed, range(count), bits)
+            return _outputs(self.reference, self.seed, range(DRAWS), bits)
         except AtFault as fault:
             if POISON in str(fault):
                 self.reference.end(keep=True)
