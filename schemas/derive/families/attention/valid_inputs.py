@@ -14,6 +14,7 @@ import torch
 from kcap.errors import KcapError
 from kcap.schemas.derive import constraints
 from kcap.schemas.derive.families import trims_inputs, valid_input
+from kcap.schemas.derive.families.attention.pages import starts_of
 from kcap.schemas.derive.index_arguments import renumber_densely, renumber_slots
 from kcap.schemas.derive.workload_draft import WorkloadDraft
 
@@ -34,7 +35,7 @@ def sequence_offsets(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
         return None
     count = draft.shape(name)[0] - 1
     low, high = rows_per_sequence(draft, name, count, last)
-    return torch.cat([torch.zeros(1, dtype=torch.int64), draft.parts(last, low, high).cumsum(0)])
+    return starts_of(draft.parts(last, low, high))
 
 
 def last_offset(draft: WorkloadDraft, name: str) -> int | None:

@@ -11,6 +11,7 @@ import torch
 from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
+from kcap.schemas.derive.families.attention.pages import starts_of
 from kcap.schemas.derive.index_arguments import renumber_densely, shrink_caches, table_in_use
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, require_values
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
@@ -86,8 +87,7 @@ def gathered_rows(draft: WorkloadDraft, name: str) -> torch.Tensor:
     """As many rows in all as the workspace, and of each sequence as the pages of its table, have room for."""
     sequences, pages = draft.shape("block_table")
     most = torch.full((sequences,), pages * (draft.size("page_size") or 1))
-    rows = draft.parts(draft.shape("workspace")[0], torch.zeros_like(most), most)
-    return torch.nn.functional.pad(rows.cumsum(0), (1, 0))
+    return starts_of(draft.parts(draft.shape("workspace")[0], torch.zeros_like(most), most))
 
 
 @valid_input("seq_starts", op_types=("cache_gather",))

@@ -14,6 +14,7 @@ import torch
 
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import cost_function, family, valid_input
+from kcap.schemas.derive.families.attention.pages import starts_of
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import (
     KernelInstance,
@@ -236,7 +237,7 @@ def lora_ids(draft: WorkloadDraft, name: str) -> torch.Tensor:
 
 @valid_input("lora_token_start_loc", op_types=ADAPTERS)
 def lora_token_start_loc(draft: WorkloadDraft, name: str) -> torch.Tensor:
-    return torch.nn.functional.pad(draft["num_tokens_per_lora"].cumsum(0), (1, 0))
+    return starts_of(draft["num_tokens_per_lora"])
 
 
 @valid_input("token_indices_sorted_by_lora_ids", op_types=ADAPTERS)

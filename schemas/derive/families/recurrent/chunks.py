@@ -16,6 +16,7 @@ import torch
 
 from kcap.schemas.derive.cost import Cost, CostInputs, distinct_bytes
 from kcap.schemas.derive.families import cost_function, valid_input
+from kcap.schemas.derive.families.attention.pages import starts_of
 from kcap.schemas.derive.invocation import require_values, torch_dtype
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
@@ -209,7 +210,7 @@ def sequence_starts(draft: WorkloadDraft, name: str) -> torch.Tensor:
     chunks = some_of_each(draft, draft.axes["num_chunks"], draft.shape(name)[0] - 1)
     least = ((chunks - 1) * size + 1).clamp(min=0)
     lengths = draft.parts(draft.size("total_tokens") or 0, least, chunks * size)
-    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return starts_of(lengths)
 
 
 def some_of_each(draft: WorkloadDraft, total: int, count: int, most: int | None = None) -> torch.Tensor:
