@@ -20,7 +20,7 @@ import torch
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.candidate_process import CandidateOrder
 from kcap.bench.judge.driver.gpu_memory import GpuMemory, MappedMemory, Pieces
-from kcap.bench.judge.driver.protocol import Report
+from kcap.bench.judge.driver.protocol import Report, Result
 from kcap.bench.judge.input_pool import SEALS, Arena, ArenaMemory, InputPool, SetLayout
 from kcap.bench.judge.messages import BuildReport, Started, StartRequest
 from kcap.bench.judge.process import Done, ForkServer, Limits, NotBuilt, Process, ProcessEnded, Stirred, remove_folder
@@ -135,7 +135,7 @@ class Candidate(Process):
             if gpu and not gpu.soon_quiet():
                 break
         self.end(keep=True)
-        if gpu and not gpu.soon_quiet():
+        if gpu and gpu.used_by_others():
             raise KcapError(f"others use {gpu.device}: nothing can be judged beside them")
         raise Stirred("the GPU goes on working for it when it has been stopped")
 
@@ -154,12 +154,13 @@ class Candidate(Process):
         if not work.arena.fill(seed, numbers) or (gpu and not gpu.quiet()):
             return None
         outputs: dict[int, list[torch.Tensor]] = {}
+        rooms = [self._rooms(upcast) for _ in range(min(chosen, count))]
 
         def keep() -> None:
             if self.report().code == protocol.FINE:
                 self._receive_pieces()
-                places = RANDOM.sample(range(count), min(chosen, count))
-                outputs.update((place, self._outputs(place, upcast)) for place in places)
+                for place, room in zip(RANDOM.sample(range(count), len(rooms)), rooms, strict=True):
+                    outputs[place] = self._outputs(place, room)
 
         if gpu is None:
             done = self.ask(protocol.run_message(count, upcast), compiling=compiling)
@@ -168,7 +169,7 @@ class Candidate(Process):
             done = self._ask_gpu(gpu, protocol.run_message(count, upcast), keep, compiling)
         work.called = True
         if done.report.code == protocol.FINE:
-            if len(outputs) < min(chosen, count):
+            if len(outputs) < len(rooms):
                 self.end(keep=True)
                 raise Stirred("it reported that it was done when it had been stopped")
             if gpu and not gpu.quiet():
@@ -188,10 +189,22 @@ class Candidate(Process):
         done = self.ask(content, compiling=compiling, told=told)
         return Done(done.report, max(done.elapsed_ns, ended - began))
 
-    def nothing(self) -> int:
-        """Nanoseconds of a run of no invocations: what the way there and back takes."""
+    def nothing(self, chosen: int = 0) -> int:
+        """Nanoseconds of a run of no invocations: what the way there and back takes, on a GPU with copies as large as
+        the outputs of `chosen` invocations.
+        """
         gpu, content = self.limits.gpu_memory, protocol.run_message(0, 0)
-        return (self.ask(content) if gpu is None else self._ask_gpu(gpu, content, self._receive_pieces)).elapsed_ns
+        if gpu is None:
+            return self.ask(content).elapsed_ns
+        rooms = [raw_bytes(room) for _ in range(chosen) for room in self._rooms()]
+        written = gpu.staging(max(map(len, rooms), default=0))
+
+        def keep() -> None:
+            self._receive_pieces()
+            for room in rooms:
+                room.copy_(written[: len(room)])
+
+        return self._ask_gpu(gpu, content, keep).elapsed_ns
 
     def changed(self, places: Iterable[int]) -> Report:
         """Whether the inputs of these invocations of the last run are as they were."""
@@ -201,19 +214,23 @@ class Candidate(Process):
             return Report(protocol.FINE)
         return Report(protocol.INPUT, text=f"changed its input {changed}")
 
-    def _outputs(self, place: int, upcast: int) -> list[torch.Tensor]:
-        """Copies of those of one invocation of the last run; ProcessEnded where it leaves none to be read."""
+    def _rooms(self, upcast: int = 0) -> list[torch.Tensor]:
+        """For the outputs of one invocation."""
         work, gpu = self.workload, self.limits.gpu_memory
         assert work is not None
-        found = []
-        for index, result in enumerate(work.drawn.results):
-            wide = upcast and result.dtype.is_floating_point
-            dtype = torch.float64 if wide else result.dtype
-            room = torch.empty(result.shape, dtype=dtype, device=gpu.device if gpu else "cpu")
+
+        def room(result: Result) -> torch.Tensor:
+            dtype = torch.float64 if upcast and result.dtype.is_floating_point else result.dtype
+            return torch.empty(result.shape, dtype=dtype, device=gpu.device if gpu else "cpu")
+
+        return [room(result) for result in work.drawn.results]
+
+    def _outputs(self, place: int, rooms: list[torch.Tensor]) -> list[torch.Tensor]:
+        """`rooms` with those of one invocation of the last run; ProcessEnded where it leaves none to be read."""
+        for index, room in enumerate(rooms):
             if room.numel():
                 self._read(place, index, raw_bytes(room))
-            found.append(room)
-        return found
+        return rooms
 
     def _read(self, place: int, index: int, room: torch.Tensor) -> None:
         work = self.workload

@@ -28,6 +28,7 @@ BATCH_NS = 2_500_000  # the least that a batch lasts,
 WAY_SHARE = 0.02  # and the most that the way there and back is of it
 MOST_GUESSED_NS = 8 * BATCH_NS  # of a batch, by what the first run took
 LONG_ENOUGH = 0.8  # of what a batch should last
+CHOSEN = 3  # invocations of a batch that are compared
 WAYS = 5  # runs of no invocations
 FEWEST, FEWEST_OF_REFERENCE = 5, 3  # batches
 MOST_GROWTH = 64  # times the invocations, from one batch to the next: a clock may be disturbed
@@ -64,9 +65,6 @@ def time_both(ours: Batches, theirs: Batches, seconds: float, compare: Callable[
     sampled = sample_until(take, Budget(seconds, LIMIT_FACTOR * seconds), min_samples=FEWEST)
     ours.candidate.nothing()  # whether anything ran since the last batch is asked before a run
     return TimedPair(ours.clocked(sampled.rule), theirs.clocked(None))
-
-
-CHOSEN = 3  # invocations of a batch that are compared
 
 
 @dataclass
@@ -143,7 +141,7 @@ def size_batches(
     `count`: how many invocations may be enough. `sure`: they were at another time, and on the CPU that is not tried
     again: see whether the Batches were `long_enough`.
     """
-    way = sorted(candidate.nothing() for _ in range(WAYS))[WAYS // 4]  # what others do to it, they do to batches, too
+    way = sorted(candidate.nothing(CHOSEN) for _ in range(WAYS))[WAYS // 4]  # what others do to it, they do to batches
     wanted = wanted_ns(way)
     enough = LONG_ENOUGH * wanted
 

@@ -50,5 +50,8 @@ class PlayedMemory(GpuMemory):
     def soon_quiet(self) -> bool:
         return not self.others
 
+    def used_by_others(self) -> bool:
+        return self.others
+
     def tensor_at(self, base: int, size: int) -> torch.Tensor:
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(base), dtype=torch.uint8)

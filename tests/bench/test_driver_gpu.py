@@ -286,3 +286,10 @@ def test_a_workload_that_cannot_be_opened_leaves_nothing_open(gpu, start, drawn,
     with pytest.raises(ProcessEnded, match="no memory"):
         one.open(drawn, sets=2)
     assert one.how is not None and len(os.listdir("/proc/self/fd")) < before
+
+
+@pytest.mark.parametrize(("busy", "others"), [(3 * [True], False), (100 * [False, True], True)])
+def test_others_are_seen_when_they_take_turns(gpu, monkeypatch, busy, others):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    gpu.busy = [*busy, False]
+    assert GpuMemory.used_by_others(gpu) == others

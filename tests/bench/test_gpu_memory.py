@@ -33,6 +33,16 @@ judge.send(b"busy")
 torch.cuda.synchronize()
 """
 
+TAKES_TURNS = """
+import time
+import torch
+while True:
+    torch.cuda._sleep(4_000_000)
+    torch.cuda.synchronize()
+    print(flush=True)
+    time.sleep(2e-3)
+"""
+
 
 @pytest.fixture(scope="module")
 def gpu():
@@ -70,3 +80,11 @@ def test_more_than_there_is_cannot_be_mapped(gpu):
     with pytest.raises(KcapError, match="memory cannot be shared"):
         gpu.open(os.dup(shared.descriptor), 1 << 30)
     shared.close()
+
+
+def test_others_that_take_turns_are_seen(gpu):
+    with subprocess.Popen([sys.executable, "-c", TAKES_TURNS], stdout=subprocess.PIPE) as another:
+        assert another.stdout is not None and another.stdout.readline()
+        assert gpu.used_by_others()
+        another.kill()
+    assert not gpu.used_by_others()

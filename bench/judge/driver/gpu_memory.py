@@ -29,6 +29,7 @@ MOST_INTERRUPTED = 20  # probes
 MOST_S = 1e-3  # of the quickest of all
 MOST_PIECES = 4096
 GONE_S = 2.0  # until what a process ran is gone with it
+WATCHED_S, WATCHED, MOST_BUSY = 1.0, 100, 5  # for so long, so many looks, of which so many find an idle GPU busy
 
 
 class _Location(ctypes.Structure):
@@ -150,6 +151,16 @@ class GpuMemory:
         while not (quiet := self.quiet()) and time.monotonic() < until:
             time.sleep(GONE_S / 100)
         return quiet
+
+    def used_by_others(self) -> bool:
+        """Whether others run anything there from time to time; to be asked when no candidate is left."""
+        if not self.soon_quiet():
+            return True
+        busy = 0
+        for _ in range(WATCHED):
+            busy += not self.quiet()
+            time.sleep(WATCHED_S / WATCHED)
+        return busy > MOST_BUSY
 
     def tensor_at(self, base: int, size: int) -> torch.Tensor:
         """The bytes of memory that is mapped here."""
