@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias, cast
 
 import orjson
 import torch
@@ -21,7 +21,7 @@ from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.candidate_process import CandidateOrder
 from kcap.bench.judge.driver.gpu_memory import GpuMemory, MappedMemory, Pieces
 from kcap.bench.judge.driver.protocol import Report, Result
-from kcap.bench.judge.input_pool import SEALS, Arena, ArenaMemory, InputPool, SetLayout
+from kcap.bench.judge.input_pool import SEALS, Arena, ArenaMemory, InputPool, SetLayout, aligned
 from kcap.bench.judge.messages import BuildReport, Started, StartRequest
 from kcap.bench.judge.process import Done, ForkServer, Limits, NotBuilt, Process, ProcessEnded, Stirred, remove_folder
 from kcap.errors import KcapError
@@ -32,21 +32,27 @@ from kcap.schemas.flashinfer.solution import Solution
 SETS_BYTES = 256 << 20  # of inputs and outputs of one run, on the CPU
 MOST_SETS = 8192
 FEW = 3  # invocations of a first run
+PATIENCE_S = 0.5  # with what runs on a GPU, before its process may see what is wrong with it
 MOST_DISTURBED = 4  # runs, one after another
 NOWHERE = "its outputs are nowhere"
 RANDOM = secrets.SystemRandom()
 CPU_ALIGN, CUDA_ALIGN = 64, 512  # bytes: of torch's allocators
+Copy: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # to where, from where
 
 
 @dataclass
 class OpenWorkload:
-    """What a candidate has open. `addresses`: the descriptor of its outputs', on a GPU with the arena's behind them."""
+    """What a candidate has open. `addresses`: the descriptor of its outputs', on a GPU with the arena's behind them.
+    `gate`: there, the address of its words; `opened`: how often it has been.
+    """
 
     drawn: InputPool
     sets: int
     addresses: int
     arena: Arena
+    gate: int = 0
     called: bool = False
+    opened: int = 0
 
     def address(self, number: int) -> int:
         (found,) = protocol.ADDRESS.unpack(
@@ -97,12 +103,16 @@ class Candidate(Process):
         try:
             os.ftruncate(addresses, protocol.ADDRESS.size * (sets * len(drawn.results) + 1))
             fcntl.fcntl(addresses, fcntl.F_ADD_SEALS, SEALS)
-            memory = self._memory_of(layout.stride * sets)
-            arena = Arena(drawn, layout, memory.bytes[: layout.stride * sets], gpu)
+            size = layout.stride * sets
+            gate = aligned(size, protocol.GATE)
+            memory = self._memory_of(gate + 2 * protocol.GATE if gpu else size)
+            arena = Arena(drawn, layout, memory.bytes[:size], gpu)
+            memory.bytes[gate : gate + 2 * protocol.GATE].zero_()
         except BaseException:
             os.close(addresses)
             raise
-        self.workload = OpenWorkload(drawn, sets, addresses, arena, called=called)
+        at = memory.base + gate if isinstance(memory, MappedMemory) else 0
+        self.workload = OpenWorkload(drawn, sets, addresses, arena, at, called)
         if gpu:  # what is captured is called before, on inputs that do not count
             arena.fill(fresh_seed(), range(sets))
         assert memory.descriptor is not None
@@ -144,29 +154,39 @@ class Candidate(Process):
         work, gpu = self.workload, self.limits.gpu_memory
         assert work is not None
         count, compiling = len(numbers), not work.called
+        waits = False
         if gpu or not upcast:  # else there is nothing to prepare
-            prepared = self.ask(protocol.prepare_message(count, upcast), compiling=compiling).report
+            prepared = self._prepare(count, upcast, compiling)
             if prepared.code == protocol.NO_GRAPH and self.graphs and gpu:
                 raise NoGraph(self, prepared.text)
             if prepared.code != protocol.FINE:
                 return Ran(prepared, 0, seed)
             self._receive_pieces()
-        if not work.arena.fill(seed, numbers) or (gpu and not gpu.quiet()):
-            return None
+            waits = prepared.method > 0
+        filled, content = work.arena.fill(seed, numbers), protocol.run_message(count, upcast)
         outputs: dict[int, list[torch.Tensor]] = {}
         rooms = [self._rooms(upcast) for _ in range(min(chosen, count))]
+        places = RANDOM.sample(range(count), len(rooms))
 
         def keep() -> None:
             if self.report().code == protocol.FINE:
                 self._receive_pieces()
-                for place, room in zip(RANDOM.sample(range(count), len(rooms)), rooms, strict=True):
+                for place, room in zip(places, rooms, strict=True):
                     outputs[place] = self._outputs(place, room)
 
         if gpu is None:
-            done = self.ask(protocol.run_message(count, upcast), compiling=compiling)
+            done = self.ask(content, compiling=compiling)
             keep()
+        elif waits:
+            copies = [copy for place, room in zip(places, rooms, strict=True) for copy in self._copies(place, room)]
+            through = self._through_gate(gpu, content, copies)
+            if through is None or not filled:
+                return None
+            done, outputs = through, dict(zip(places, rooms, strict=True))
+        elif not filled or not gpu.quiet():
+            return None
         else:
-            done = self._ask_gpu(gpu, protocol.run_message(count, upcast), keep, compiling)
+            done = self._ask_gpu(gpu, content, keep, compiling)
         work.called = True
         if done.report.code == protocol.FINE:
             if len(outputs) < len(rooms):
@@ -175,6 +195,33 @@ class Candidate(Process):
             if gpu and not gpu.quiet():
                 return None
         return Ran(done.report, done.elapsed_ns, seed, outputs)
+
+    def _prepare(self, count: int, upcast: int, compiling: bool = False) -> Report:
+        work = self.workload
+        assert work is not None
+        work.opened += 1
+        return self.ask(protocol.prepare_message(count, upcast, work.opened), compiling=compiling).report
+
+    def _through_gate(self, gpu: GpuMemory, content: bytes, copies: Sequence[Copy]) -> Done | None:
+        """What waits at the gate, and `copies` of what it leaves, by a clock that runs from when that is opened; None
+        where anything else ran on the GPU before, or all had not come through when it said so.
+
+        `content`: what is said to the process afterwards, which stands still meanwhile.
+        """
+        work = self.workload
+        assert work is not None
+        gate = gpu.gate(work.gate, work.opened, copies)
+        try:
+            quiet = gpu.quiet()
+            gate.open()
+            gate.passed(PATIENCE_S)
+            self.spent += (time.perf_counter_ns() - gate.began_ns) / 1e9
+            report = self.ask(content).report
+            if report.code == protocol.FINE and not gate.passed(PATIENCE_S):
+                return None
+        finally:
+            gate.close()
+        return Done(report, gate.elapsed_ns) if quiet else None
 
     def _ask_gpu(self, gpu: GpuMemory, content: bytes, keep: Callable[[], None], compiling: bool = False) -> Done:
         """As `ask`, by a clock that runs until `keep` has been done on the GPU, which waits for its turn there."""
@@ -198,11 +245,17 @@ class Candidate(Process):
             return self.ask(content).elapsed_ns
         rooms = [raw_bytes(room) for _ in range(chosen) for room in self._rooms()]
         written = gpu.staging(max(map(len, rooms), default=0))
+        copies = [(room, written[: len(room)]) for room in rooms]
+        for _ in range(MOST_DISTURBED):
+            if not self._prepare(0, 0).method:
+                break
+            if through := self._through_gate(gpu, content, copies):
+                return through.elapsed_ns
 
         def keep() -> None:
             self._receive_pieces()
-            for room in rooms:
-                room.copy_(written[: len(room)])
+            for room, source in copies:
+                room.copy_(source)
 
         return self._ask_gpu(gpu, content, keep).elapsed_ns
 
@@ -227,22 +280,31 @@ class Candidate(Process):
 
     def _outputs(self, place: int, rooms: list[torch.Tensor]) -> list[torch.Tensor]:
         """`rooms` with those of one invocation of the last run; ProcessEnded where it leaves none to be read."""
-        for index, room in enumerate(rooms):
-            if room.numel():
-                self._read(place, index, raw_bytes(room))
-        return rooms
-
-    def _read(self, place: int, index: int, room: torch.Tensor) -> None:
         work = self.workload
         assert work is not None
-        if self.destination:
-            room.copy_(work.arena.output(place, index))
-            return
-        address = work.address(place * len(work.drawn.results) + index)
-        if self.limits.gpu_memory is None:
-            self._read_memory(address, memoryview(room.numpy()))
+        if self.limits.gpu_memory is None and not self.destination:
+            for index, room in enumerate(rooms):
+                self._read_memory(self._address(place, index), memoryview(raw_bytes(room).numpy()))
         else:
-            room.copy_(self._bytes_at(address, len(room)))
+            for to, source in self._copies(place, rooms):
+                to.copy_(source)
+        return rooms
+
+    def _copies(self, place: int, rooms: list[torch.Tensor]) -> list[Copy]:
+        """To `rooms`, from where one invocation's outputs are, or will be, in memory that the judge shares."""
+        work = self.workload
+        assert work is not None
+
+        def source(index: int, size: int) -> torch.Tensor:
+            if self.destination:
+                return work.arena.output(place, index)
+            return self._bytes_at(self._address(place, index), size)
+
+        return [(raw_bytes(room), source(i, room.nbytes)) for i, room in enumerate(rooms) if room.numel()]
+
+    def _address(self, place: int, index: int) -> int:
+        assert self.workload is not None
+        return self.workload.address(place * len(self.workload.drawn.results) + index)
 
     def _read_memory(self, address: int, room: memoryview) -> None:
         """Of the process itself, which stands still."""

@@ -1,7 +1,8 @@
 // Stands for CUDA's runtime and driver where there is no GPU: device memory is host memory. Memory that processes share is a
 // file in memory, and its handle the file's descriptor. It refuses what CUDA refuses: memory of no whole pages, memory that
-// is mapped in part or where it was not reserved, and, while a stream is captured, to wait and to change what is mapped. Who
-// unmaps memory with a kernel under way (`launch`) has no GPU any more.
+// is mapped in part or where it was not reserved, and, while a stream is captured, to wait and to change what is mapped. What
+// waits at a gate (`later`) is done when somebody waits for everything. Who unmaps memory with a kernel under way (`launch`) has
+// no GPU any more.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -13,12 +14,15 @@
 
 namespace {
 constexpr size_t PAGE = 2 << 20;
-constexpr int INVALID = 1, NO_MEMORY = 2, ILLEGAL_ADDRESS = 700, CAPTURING = 900, UNKNOWN = 999, RELAXED = 2;
+constexpr int INVALID = 1, NO_MEMORY = 2, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801, CAPTURING = 900, UNKNOWN = 999, RELAXED = 2;
 struct Range { size_t size; bool mapped; };
 std::map<uint64_t, Range> reserved;
 size_t limit = 0;
 bool capturing = false, under_way = false;
 int lost = 0, mode = 0, refused = 0;
+struct Gate { const uint32_t* place = nullptr; uint32_t value = 0; void (*then)() = nullptr; } gate;  // of one stream alone
+uint32_t* behind = nullptr;
+bool no_gates = false;
 
 bool refuses() { return refused && !--refused; }
 bool forbidden() { return capturing && mode != RELAXED; }
@@ -33,6 +37,12 @@ bool cover(uint64_t base, size_t size, int protection, int flags, int file) {
 }
 int wait() {
   if (capturing) return CAPTURING;
+  if (gate.place) {
+    while (*const_cast<const volatile uint32_t*>(gate.place) < gate.value) usleep(100);
+    Gate opened = std::exchange(gate, {});
+    if (opened.then) opened.then();
+    *behind = opened.value;
+  }
   under_way = false;
   return lost;
 }
@@ -42,6 +52,17 @@ extern "C" {
 void launch() { under_way = true; }
 void capture(int begins) { capturing = begins; }
 void refuse(int call) { refused = call; }  // the n-th from now on that makes, maps, allows or exports memory
+
+void forbid_gates() { no_gates = true; }
+bool waits() { return gate.place; }
+void later(void (*then)()) { gate.then = then; }
+
+int cuStreamWaitValue32_v2(void*, uint64_t at, uint32_t value, unsigned) {
+  if (no_gates) return NOT_SUPPORTED;
+  gate = {static_cast<uint32_t*>(place(at)), value};
+  return 0;
+}
+int cuStreamWriteValue32_v2(void*, uint64_t at, uint32_t, unsigned) { behind = static_cast<uint32_t*>(place(at)); return 0; }
 
 int cudaSetDevice(int) { return 0; }
 int cudaMemsetAsync(void* to, int value, size_t size, void*) { std::memset(to, value, size); return 0; }

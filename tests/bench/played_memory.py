@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sysconfig
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from kcap.bench.judge.driver.gpu_memory import GpuMemory
+from kcap.bench.judge.driver.gpu_memory import Gate, GpuMemory
+from kcap.bench.judge.driver.protocol import GATE
 from kcap.system import native_build
 
 
@@ -26,6 +29,29 @@ def build_tensors() -> Path:
     """What played_gpu/played.py makes tensors with."""
     include = f"-I{sysconfig.get_path('include')}"
     return native_build.build([Path(__file__).with_name("played_gpu") / "made.cpp"], [include, "-ltorch_python"])
+
+
+class PlayedGate(Gate):
+    """What waits at it runs when its process does."""
+
+    def __init__(self, place: int, value: int, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.began_ns = self.ended_ns = 0
+        self.value, self.copies = value, copies
+        self.front, self.behind = (ctypes.c_uint32.from_address(at) for at in (place, place + GATE))
+
+    def open(self) -> None:
+        self.began_ns = time.perf_counter_ns()
+        self.front.value = self.value
+
+    def passed(self, seconds: float) -> bool:
+        if not self.ended_ns and self.behind.value >= self.value:
+            for to, source in self.copies:
+                to.copy_(source)
+            self.ended_ns = time.perf_counter_ns()
+        return bool(self.ended_ns)
+
+    def close(self) -> None:
+        self.front.value = self.value
 
 
 class PlayedMemory(GpuMemory):
@@ -52,6 +78,9 @@ class PlayedMemory(GpuMemory):
 
     def used_by_others(self) -> bool:
         return self.others
+
+    def gate(self, place: int, value: int, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> PlayedGate:
+        return PlayedGate(place, value, copies)
 
     def tensor_at(self, base: int, size: int) -> torch.Tensor:
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(base), dtype=torch.uint8)

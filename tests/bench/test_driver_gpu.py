@@ -261,7 +261,7 @@ def test_words_that_are_no_piece_leave_nothing_open(start, drawn):
 
 def test_who_reports_after_it_was_stopped_is_not_believed(start, drawn, monkeypatch):
     """Else nothing would be compared: outputs are taken when it has been stopped."""
-    one = start("doubled", destination=False)
+    one = start("doubled", graphs=False, destination=False)
     one.open(drawn, sets=2)
     ask = one.ask
 
@@ -286,6 +286,22 @@ def test_a_workload_that_cannot_be_opened_leaves_nothing_open(gpu, start, drawn,
     with pytest.raises(ProcessEnded, match="no memory"):
         one.open(drawn, sets=2)
     assert one.how is not None and len(os.listdir("/proc/self/fd")) < before
+
+
+def test_without_a_gate_on_the_gpu_its_process_replays_the_graph(start, drawn):
+    one = start("double_without_gates")
+    one.open(drawn, sets=4)
+    done = one.run(range(4), 5, chosen=4)
+    assert (done.report.code, protocol.METHODS[done.report.method]) == (protocol.FINE, "graph")
+    assert all(torch.equal(outputs[0], right(one, 5, number)) for number, outputs in done.outputs.items())
+
+
+def test_who_says_that_all_has_come_through_and_it_has_not_is_not_believed(gpu, start, drawn, monkeypatch):
+    monkeypatch.setattr("played_memory.PlayedGate.passed", lambda gate, seconds: False)
+    one = start("double")
+    one.open(drawn, sets=2)
+    with pytest.raises(Stirred, match="the GPU goes on working"):
+        one.run(range(2))
 
 
 @pytest.mark.parametrize(("busy", "others"), [(3 * [True], False), (100 * [False, True], True)])

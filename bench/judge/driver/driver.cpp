@@ -44,8 +44,7 @@ Report answer(Message& message, std::unique_ptr<Session>& session, PyObject* cal
   if (!session) throw std::runtime_error("no Workload is open");
   switch (operation) {
     case PREPARE:
-      session->place->prepare(Run(message.reader(), session->workload), callable);
-      return {};
+      return session->place->prepare(Run(message.reader(), session->workload), callable);
     case RUN:
       return session->place->run(Run(message.reader(), session->workload), callable);
     default: throw std::runtime_error("the judge asks for what this driver does not know");

@@ -22,6 +22,7 @@ DESTINATION, GRAPHS = 1, 2  # flags of a Workload
 METHODS: tuple[Method, ...] = ("host", "graph")
 ADDRESS = struct.Struct("<Q")
 PIECE = struct.Struct("<QQ")  # of a GPU's memory, with its descriptor: its address and its bytes, 0 when it is gone
+GATE = 512  # bytes of the arena for each of the two words of a gate on a GPU, behind the sets
 REPORT_BYTES = 1 << 16
 MOST_TEXT = 4000  # bytes of it
 REPORT = struct.Struct("<IIII")  # code, iteration, method, bytes of the text that follows
@@ -72,14 +73,16 @@ def open_message(
     return b"".join([head, *inputs, *outputs, struct.pack(f"<I{len(places)}Q", len(places), *places)])
 
 
-def prepare_message(count: int, upcast: int) -> bytes:
-    """What can be done for a run before its inputs are there."""
-    return struct.pack("<III", PREPARE, count, upcast)
+def prepare_message(count: int, upcast: int, gate: int = 0) -> bytes:
+    """What can be done for a run before its inputs are there. On a GPU, where it can be a graph, that is launched, and
+    waits for a word in the arena to be no less than `gate`: the report has its method then.
+    """
+    return struct.pack("<IIII", PREPARE, count, upcast, gate)
 
 
 def run_message(count: int, upcast: int) -> bytes:
-    """`count` invocations."""
-    return struct.pack("<III", RUN, count, upcast)
+    """`count` invocations, or what is left of them where they are launched already."""
+    return struct.pack("<IIII", RUN, count, upcast, 0)
 
 
 @dataclass(frozen=True)

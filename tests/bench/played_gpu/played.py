@@ -16,10 +16,13 @@ RUNTIME = os.environ["PLAYED_RUNTIME"]
 Kernel = partial[None]
 calls: list[Kernel] = []
 captured: list[Graph] = []
+waiting: list[Any] = []
+Later = ctypes.CFUNCTYPE(None)
 DEFAULT, OWN, ORIGIN = range(3)  # streams; OWN blocks the first
 current = [DEFAULT]
 library = ctypes.PyDLL(os.environ["PLAYED_TENSORS"])
 runtime = ctypes.CDLL(RUNTIME, mode=ctypes.RTLD_GLOBAL)
+runtime.waits.restype = ctypes.c_bool
 library.made.restype, library.made.argtypes = ctypes.py_object, [ctypes.c_long, ctypes.c_long]
 
 
@@ -55,6 +58,10 @@ def taken(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
     streams = ({"stream": one} for one in (OWN, ORIGIN, DEFAULT))
     graphs = Graph, _begin, _end, _replay
     return RUNTIME, (0, OWN, ORIGIN, _set_stream, *streams, *graphs, _nothing, Pool, *3 * [_nothing])
+
+
+def forbid_gates() -> None:
+    runtime.forbid_gates()
 
 
 def numbers(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:
@@ -98,6 +105,13 @@ def _end(graph: Graph) -> None:
 
 
 def _replay(graph: Graph) -> None:
-    for work in graph.work:
+    def work() -> None:
+        for one in graph.work:
+            one()
+        runtime.launch()
+
+    if runtime.waits():
+        waiting[:] = [Later(work)]
+        runtime.later(waiting[0])
+    else:
         work()
-    runtime.launch()

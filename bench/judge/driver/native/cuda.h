@@ -1,8 +1,9 @@
 // Invocations on a GPU, a batch at a time, each on a set of inputs of its own, which the judge fills while this process
 // stands still and the device is idle. When it is idle again this process stands still.
 //
-// A batch is captured as a CUDA graph where it can be: what is timed then is the replay, in which no code of the
-// Solution's runs on the host. What cannot be captured is launched, and the host's time counts where the GPU waits for it.
+// A batch is captured as a CUDA graph where it can be. It is launched before its inputs are there, and waits on the GPU for
+// a gate that the judge opens: what is timed then is the graph alone, while no code of the Solution's runs on the host. What
+// cannot be captured is launched, and the host's time counts where the GPU waits for it.
 //
 // Outputs stay where the Solution made them, as on the CPU: torch has their memory from a pool that the judge can read.
 // What lies elsewhere, in memory of the Solution's own, is copied to there in its time.
@@ -17,6 +18,7 @@
 namespace kcap {
 
 constexpr uint32_t METHOD_GRAPH = 1;
+constexpr size_t GATE = 512;  // bytes of the arena for each of the gate's two words, behind the sets
 
 // Python's side of it: functions of torch's, taken before any code from elsewhere ran. All but `make_pool` are written
 // in C++; what lies in a pool of another making is in no piece that the judge knows.
@@ -94,33 +96,45 @@ class Cuda : public Place {
   // `arena`: the descriptor of the sets; `addresses`: of each output of each invocation, and of the arena.
   Cuda(const Workload& workload, int arena, uint64_t* addresses, const Runtime& cuda, const VirtualMemory& memory,
        const Torch& torch)
-      : workload_(workload), addresses_(addresses), cuda_(cuda), torch_(torch),
+      : workload_(workload), addresses_(addresses), cuda_(cuda), memory_(memory), torch_(torch),
         sets_(workload, at::Device(at::kCUDA, c10::DeviceIndex(torch.device))) {
     cuda_.check(cuda_.set_device(torch.device), "no such GPU");
     Torch::call(torch.empty_cache, {}, "torch's cache");  // what another Workload took
     pool_ = Pool(torch);
-    auto mapping = std::make_shared<Mapping>(memory, memory.imported(arena), memory.whole(sets_.bytes()));
+    size_t gates = (sets_.bytes() + GATE - 1) / GATE * GATE;
+    auto mapping = std::make_shared<Mapping>(memory, memory.imported(arena), memory.whole(gates + 2 * GATE));
     sets_.base = mapping->base, sets_.memory = mapping;
+    gate_ = reinterpret_cast<uint32_t*>(mapping->base + gates);
+    behind_ = reinterpret_cast<uint32_t*>(mapping->base + gates + GATE);
     addresses_[workload.sets * workload.outputs.size()] = reinterpret_cast<uint64_t>(sets_.base);
   }
 
-  void prepare(const Run& run, PyObject* callable) override {
+  Report prepare(const Run& run, PyObject* callable) override {
+    Report report;
+    bool gated = captures(run) || (!run.count && workload_.graphs);
     if (captures(run)) {
       if (captured_ != run.count) capture(run, callable);
       for (auto& row : of_graph_)
         for (auto& tensor : row)
           if (tensor.nbytes()) cuda_.fill(tensor.mutable_data_ptr(), 0xFF, tensor.nbytes(), torch_.stream);
+      note(of_graph_);
     }
-    torch_.use(captures(run) ? torch_.own : torch_.usual);
+    torch_.use(gated ? torch_.own : torch_.usual);
     check_cache();
     cuda_.check(cuda_.wait(), "before the batch");
+    if (gated && memory_.wait_for(torch_.stream, gate_, run.gate)) {
+      if (captures(run)) replay();
+      memory_.write(torch_.stream, behind_, run.gate);
+      report.method = METHOD_GRAPH, launched_before_ = true;
+    }
+    return report;
   }
 
   Report run(const Run& run, PyObject* callable) override {
     Report report;
     if (captures(run)) {
       report.method = METHOD_GRAPH;
-      Torch::call(torch_.replay, {graph_.object}, "a graph's replay");
+      if (!launched_before_) replay();
     } else {
       launch(run, callable, report);
       if (run.count <= FEW && !returns_one_memory && share_memory(launched_)) {
@@ -129,9 +143,8 @@ class Cuda : public Place {
       }
     }
     cuda_.check(cuda_.wait(), "the batch");
-    auto* address = addresses_;
-    for (auto& row : captures(run) ? of_graph_ : launched_)
-      for (auto& tensor : row) *address++ = reinterpret_cast<uint64_t>(tensor.const_data_ptr());
+    launched_before_ = false;
+    if (!captures(run)) note(launched_);
     return report;
   }
 
@@ -139,6 +152,14 @@ class Cuda : public Place {
   using Rows = std::vector<at::Tensor>;
 
   bool captures(const Run& run) const { return run.count > 1 && !run.upcast && workload_.graphs; }
+
+  void replay() const { Torch::call(torch_.replay, {graph_.object}, "a graph's replay"); }
+
+  void note(const std::vector<Rows>& outputs) const {
+    auto* address = addresses_;
+    for (auto& row : outputs)
+      for (auto& tensor : row) *address++ = reinterpret_cast<uint64_t>(tensor.const_data_ptr());
+  }
 
   // The part of the L2 that outlasts everything else must be what it was before the Solution came.
   void check_cache() const {
@@ -221,6 +242,7 @@ class Cuda : public Place {
   const Workload& workload_;
   uint64_t* addresses_;
   const Runtime& cuda_;
+  const VirtualMemory& memory_;
   const Torch& torch_;
   Sets sets_;
   Pool pool_;  // ends after what lies in it
@@ -228,7 +250,8 @@ class Cuda : public Place {
   std::vector<Owned> results_;
   std::vector<Rows> of_graph_, launched_;  // outputs of each invocation
   uint32_t captured_ = 0;
-  bool called_ = false;
+  uint32_t *gate_, *behind_;  // what the judge opens, and where it sees that all is done that has come through
+  bool called_ = false, launched_before_ = false;
 };
 
 }  // namespace kcap

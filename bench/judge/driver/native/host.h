@@ -16,9 +16,10 @@ class Host : public Place {
     sets_.base = mapped->base, sets_.memory = mapped;
   }
 
-  void prepare(const Run& run, PyObject*) override {
+  Report prepare(const Run& run, PyObject*) override {
     arguments_.clear();
     for (uint32_t i = 0; !run.upcast && i < run.count; ++i) arguments_.emplace_back(sets_.arguments(i, 0));
+    return {};
   }
 
   Report run(const Run& run, PyObject* callable) override {

@@ -39,7 +39,7 @@ inline bool share_memory(const std::vector<std::vector<at::Tensor>>& outputs) {
 struct Place {
   virtual ~Place() = default;
   // What can be done for `run` before its inputs are there.
-  virtual void prepare(const Run& run, PyObject* callable) = 0;
+  virtual Report prepare(const Run& run, PyObject* callable) = 0;
   // Runs invocations, and keeps the outputs of all of them: which are looked at, nobody knows yet.
   virtual Report run(const Run& run, PyObject* callable) = 0;
 };

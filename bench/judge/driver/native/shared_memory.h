@@ -20,8 +20,11 @@ class VirtualMemory {
   explicit VirtualMemory(int device) {
     void* found = dlopen("libcuda.so.1", RTLD_NOW);
     if (!found) throw std::runtime_error("libcuda.so.1 cannot be loaded");
-    auto find = [&](auto& function, const char* name) {
+    auto look_up = [&](auto& function, const char* name) {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(found, name));
+    };
+    auto find = [&](auto& function, const char* name) {
+      look_up(function, name);
       if (!function) throw std::runtime_error(std::string("libcuda.so.1 has no ") + name);
     };
     find(granularity_, "cuMemGetAllocationGranularity");
@@ -35,6 +38,7 @@ class VirtualMemory {
     find(unmap_, "cuMemUnmap");
     find(allow_, "cuMemSetAccess");
     find(wait_, "cuCtxSynchronize");
+    look_up(wait_for_, "cuStreamWaitValue32_v2"), look_up(write_, "cuStreamWriteValue32_v2");
     find(exchange_mode_, "cuThreadExchangeStreamCaptureMode");
     properties_.location.device = device;
   }
@@ -77,11 +81,21 @@ class VirtualMemory {
   void unmap(uint8_t* base, size_t size) const { unmap_(uint64_t(base), size), forget_(uint64_t(base), size); }
   void release(Handle handle) const { release_(handle); }
 
+  // What comes on `stream` from now on waits until the word at `place` is no less than `value`; false where that cannot be.
+  bool wait_for(void* stream, const uint32_t* place, uint32_t value) const {
+    return wait_for_ && write_ && !wait_for_(stream, uint64_t(place), value, NO_LESS);
+  }
+  // When all is done that came on `stream` before.
+  void write(void* stream, uint32_t* place, uint32_t value) const {
+    check(write_(stream, uint64_t(place), value, 0), "writing to it");
+  }
+
   // Until all is done that this process asked for: to unmap and to release memory does not wait, as cudaFree does.
   void wait() const { wait_(); }
 
  private:
   static constexpr int PINNED = 1, DESCRIPTOR = 1, ON_DEVICE = 1, READ_AND_WRITE = 3;
+  static constexpr unsigned NO_LESS = 0;  // CU_STREAM_WAIT_VALUE_GEQ
   struct Location { int kind = ON_DEVICE, device = 0; };                             // CUmemLocation
   struct Properties { int kind = PINNED, handles = DESCRIPTOR; Location location; uint64_t rest[2] = {}; };
   struct Access { Location location; int flags; };                                   // CUmemAccessDesc
@@ -102,6 +116,8 @@ class VirtualMemory {
   int (*unmap_)(uint64_t, size_t) = nullptr;
   int (*allow_)(uint64_t, size_t, const void*, size_t) = nullptr;
   int (*wait_)() = nullptr;
+  int (*wait_for_)(void*, uint64_t, uint32_t, unsigned) = nullptr;
+  int (*write_)(void*, uint64_t, uint32_t, unsigned) = nullptr;
   int (*exchange_mode_)(int*) = nullptr;
 };
 

@@ -94,11 +94,12 @@ struct Workload {
 struct Run {
   uint32_t count = 0;
   uint32_t upcast = 0;  // 0, or the bits of the dtype that floating inputs are given in
+  uint32_t gate = 0;    // on a GPU: the value at which it opens for what waits there
 
   Run() = default;
   Run(Reader from, const Workload& workload) {
     from.u32();
-    count = from.u32(), upcast = from.u32();
+    count = from.u32(), upcast = from.u32(), gate = from.u32();
     if (count > workload.sets) throw std::runtime_error("more invocations than sets of inputs");
   }
 };
