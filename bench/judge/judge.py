@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from kcap.bench.judge.candidate import FEW, Candidate, NoGraph, start_candidate
+from kcap.bench.judge.candidate import FEW, Candidate, NoGraph
+from kcap.bench.judge.driver.start import start_candidate
 from kcap.bench.judge.input_pool import draw_inputs
 from kcap.bench.judge.process import POISON, ForkServer, Limits, NotBuilt, ProcessEnded, Stirred, TooSlow
 from kcap.bench.judge.reference import (

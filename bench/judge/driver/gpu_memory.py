@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kcap.bench.judge.driver import protocol
+from kcap.bench.judge.driver.gate import Copy, Gate
 from kcap.errors import KcapError
 
 DRIVER = "libcuda.so.1"
@@ -119,9 +120,9 @@ class GpuMemory:
         """Until all is done that was asked for here, but for what waits at a Gate."""
         torch.cuda.current_stream(self.device).synchronize()
 
-    def gate(self, place: int, value: int, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Gate:
+    def gate(self, place: int, value: int, copies: Sequence[Copy]) -> Gate:
         """`place`: of its words; `value`: what opens it. `copies`: to where, from where, once all has come through."""
-        return Gate(self, self._cuda, place, value, copies)
+        return Gate(self.device, self._cuda, place, value, copies)
 
     def staging(self, size: int) -> torch.Tensor:
         """`size` bytes that nobody else sees: the same for all, one after another."""
@@ -212,65 +213,6 @@ class GpuMemory:
         function: Callable[..., int] = getattr(self._cuda, name)
         if failed := function(*arguments):
             raise KcapError(f"{self.device}: memory cannot be shared: {name}: CUDA error {failed}")
-
-
-class Gate:
-    """What a candidate has launched waits at it on the GPU. From when it is opened until all has come through, and what
-    it left has been copied, the judge asks nothing of CUDA, and nothing of a candidate runs but on the GPU.
-    """
-
-    def __init__(
-        self,
-        memory: GpuMemory,
-        cuda: ctypes.CDLL,
-        place: int,
-        value: int,
-        copies: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    ) -> None:
-        self._memory, self._cuda, self._behind, self._value = memory, cuda, place + protocol.GATE, value
-        self.began_ns = self.ended_ns = 0
-        self._word = torch.zeros(1, dtype=torch.int32).pin_memory()
-        self._opened = self._word.numpy()
-        self._through = torch.cuda.Event()
-        stream = torch.cuda.Stream(memory.device)
-        stream.wait_stream(torch.cuda.current_stream(memory.device))
-        self._ask("cuStreamWaitValue32_v2", stream, self._word.data_ptr(), 1)
-        self._ask("cuStreamWriteValue32_v2", stream, place, value)
-        self._ask("cuStreamWaitValue32_v2", stream, self._behind, value)
-        with torch.cuda.stream(stream):
-            for to, source in copies:
-                to.copy_(source)
-        self._through.record(stream)
-
-    def open(self) -> None:
-        self.began_ns = time.perf_counter_ns()
-        self._opened[0] = 1
-
-    def passed(self, seconds: float) -> bool:
-        """Whether all has come through, after so long at most."""
-        until = time.perf_counter() + seconds
-        while not self.ended_ns and time.perf_counter() < until:
-            if self._through.query():
-                self.ended_ns = time.perf_counter_ns()
-        return bool(self.ended_ns)
-
-    @property
-    def elapsed_ns(self) -> int:
-        return self.ended_ns - self.began_ns
-
-    def close(self) -> None:
-        """Wait for nobody any more."""
-        if not self.ended_ns:
-            self._opened[0] = 1
-            self._ask(
-                "cuStreamWriteValue32_v2", torch.cuda.current_stream(self._memory.device), self._behind, self._value
-            )
-            self._through.synchronize()
-
-    def _ask(self, name: str, stream: torch.cuda.Stream, place: int, value: int) -> None:
-        where, what = ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint32(value)
-        if failed := getattr(self._cuda, name)(where, ctypes.c_uint64(place), what, ctypes.c_uint(0)):
-            raise KcapError(f"{self._memory.device}: no gate: {name}: CUDA error {failed}")
 
 
 @dataclass

@@ -1,0 +1,75 @@
+"""A gate on a GPU, between what a candidate has launched and the inputs that it is launched for.
+
+By the memory operations of CUDA streams: one waits for a word of memory, one writes to it, in whatever process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from kcap.bench.judge.driver import protocol
+from kcap.errors import KcapError
+
+Copy: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # to where, from where
+
+
+class Gate:
+    """What a candidate has launched waits at it on the GPU. From when it is opened until all has come through, and what
+    it left has been copied, the judge asks nothing of CUDA, and nothing of a candidate runs but on the GPU.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        cuda: ctypes.CDLL,
+        place: int,
+        value: int,
+        copies: Sequence[Copy],
+    ) -> None:
+        self._device, self._cuda, self._behind, self._value = device, cuda, place + protocol.GATE, value
+        self.began_ns = self.ended_ns = 0
+        self._word = torch.zeros(1, dtype=torch.int32).pin_memory()
+        self._opened = self._word.numpy()
+        self._through = torch.cuda.Event()
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        self._ask("cuStreamWaitValue32_v2", stream, self._word.data_ptr(), 1)
+        self._ask("cuStreamWriteValue32_v2", stream, place, value)
+        self._ask("cuStreamWaitValue32_v2", stream, self._behind, value)
+        with torch.cuda.stream(stream):
+            for to, source in copies:
+                to.copy_(source)
+        self._through.record(stream)
+
+    def open(self) -> None:
+        self.began_ns = time.perf_counter_ns()
+        self._opened[0] = 1
+
+    def passed(self, seconds: float) -> bool:
+        """Whether all has come through, after so long at most."""
+        until = time.perf_counter() + seconds
+        while not self.ended_ns and time.perf_counter() < until:
+            if self._through.query():
+                self.ended_ns = time.perf_counter_ns()
+        return bool(self.ended_ns)
+
+    @property
+    def elapsed_ns(self) -> int:
+        return self.ended_ns - self.began_ns
+
+    def close(self) -> None:
+        """Wait for nobody any more."""
+        if not self.ended_ns:
+            self._opened[0] = 1
+            self._ask("cuStreamWriteValue32_v2", torch.cuda.current_stream(self._device), self._behind, self._value)
+            self._through.synchronize()
+
+    def _ask(self, name: str, stream: torch.cuda.Stream, place: int, value: int) -> None:
+        where, what = ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint32(value)
+        if failed := getattr(self._cuda, name)(where, ctypes.c_uint64(place), what, ctypes.c_uint(0)):
+            raise KcapError(f"{self._device}: no gate: {name}: CUDA error {failed}")
