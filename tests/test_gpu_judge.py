@@ -74,14 +74,14 @@ def test_what_kcap_says_nothing_of_fails(judge: Any, monkeypatch: pytest.MonkeyP
     def run(*words: Any, **more: Any) -> subprocess.CompletedProcess[str]:
         (tmp_path / "out").mkdir(exist_ok=True)
         (tmp_path / "times.jsonl").touch()
-        found = outcome(solution="torch_linear", workload="gemm-16")
+        found = outcome(solution="torch_linear", workload="gemm_n4096_k4096-16")
         (tmp_path / "out" / "outcomes.jsonl").write_bytes(found.line())
         return subprocess.CompletedProcess([], 0, "", "")
 
     monkeypatch.setattr(judge.subprocess, "run", run)
     rows = list(judge.sized(tmp_path, "cuda:0", 60.0, io.BytesIO()))
-    assert [row.what for row in rows if row.passed] == ["torch_linear, gemm-16"]
-    assert len(rows) == (len(judge.SOLUTIONS) + 2) * len(judge.ROWS)  # with the two references' times
+    assert [row.what for row in rows if row.passed] == ["torch_linear, gemm_n4096_k4096-16"]
+    assert len(rows) == 2 * (2 * len(judge.ROWS) + 1)  # each with its reference's time
 
 
 @pytest.mark.parametrize(

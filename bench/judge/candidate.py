@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kcap.bench.judge.driver import protocol
-from kcap.bench.judge.driver.gate import Copy
+from kcap.bench.judge.driver.gate import Copy, Gate
 from kcap.bench.judge.driver.gpu_memory import GpuMemory, MappedMemory, Pieces
 from kcap.bench.judge.driver.protocol import Report, Result
 from kcap.bench.judge.input_pool import SEALS, Arena, ArenaMemory, InputPool, SetLayout, aligned
@@ -33,16 +33,16 @@ CPU_ALIGN, CUDA_ALIGN = 64, 512  # bytes: of torch's allocators
 @dataclass
 class OpenWorkload:
     """What a candidate has open. `addresses`: the descriptor of its outputs', on a GPU with the arena's behind them.
-    `gate`: there, the address of its words; `opened`: how often it has been.
+    `gate_address`: there, of the words of its gate; `gate_value`: what opens it for the latest run.
     """
 
     drawn: InputPool
     sets: int
     addresses: int
     arena: Arena
-    gate: int = 0
+    gate_address: int = 0
     called: bool = False
-    opened: int = 0
+    gate_value: int = 0
 
     def address(self, number: int) -> int:
         (found,) = protocol.ADDRESS.unpack(
@@ -75,6 +75,7 @@ class Candidate(Process):
     workload: OpenWorkload | None = field(default=None, repr=False)
     arena_memory: ArenaMemory | MappedMemory | None = None
     memory_file: int | None = None
+    gate: Gate | None = None
     pieces: Pieces = field(default_factory=Pieces)
 
     def open(self, drawn: InputPool, sets: int = FEW) -> None:
@@ -97,14 +98,14 @@ class Candidate(Process):
             gate = aligned(size, protocol.GATE)
             memory = self._memory_of(gate + 2 * protocol.GATE if gpu else size)
             arena = Arena(drawn, layout, memory.bytes[:size], gpu)
-            memory.bytes[gate : gate + 2 * protocol.GATE].zero_()
         except BaseException:
             os.close(addresses)
             raise
-        at = memory.base + gate if isinstance(memory, MappedMemory) else 0
-        self.workload = OpenWorkload(drawn, sets, addresses, arena, at, called)
-        if gpu:  # what is captured is called before, on inputs that do not count
-            arena.fill(fresh_seed(), range(sets))
+        self.workload = OpenWorkload(drawn, sets, addresses, arena, called=called)
+        if gpu and isinstance(memory, MappedMemory):
+            self.workload.gate_address = memory.base + gate
+            memory.bytes[gate:].zero_()
+            arena.fill(fresh_seed(), range(sets))  # what is captured is called before, on inputs that do not count
         assert memory.descriptor is not None
         report = self.ask(content, [addresses, memory.descriptor]).report
         self._receive_pieces()
@@ -144,7 +145,6 @@ class Candidate(Process):
         work, gpu = self.workload, self.limits.gpu_memory
         assert work is not None
         count, compiling = len(numbers), not work.called
-        waits = False
         if gpu or not upcast:  # else there is nothing to prepare
             prepared = self._prepare(count, upcast, compiling)
             if prepared.code == protocol.NO_GRAPH and self.graphs and gpu:
@@ -152,29 +152,23 @@ class Candidate(Process):
             if prepared.code != protocol.FINE:
                 return Ran(prepared, 0, seed)
             self._receive_pieces()
-            waits = prepared.method > 0
-        filled, content = work.arena.fill(seed, numbers), protocol.run_message(count, upcast)
+            if gpu and self.graphs and count > 1 and not upcast and prepared.method:
+                return self._run_at_gate(gpu, numbers, seed, chosen)
+        if not work.arena.fill(seed, numbers) or (gpu and not gpu.quiet()):
+            return None
         outputs: dict[int, list[torch.Tensor]] = {}
         rooms = [self._rooms(upcast) for _ in range(min(chosen, count))]
-        places = RANDOM.sample(range(count), len(rooms))
 
         def keep() -> None:
             if self.report().code == protocol.FINE:
                 self._receive_pieces()
-                for place, room in zip(places, rooms, strict=True):
+                for place, room in zip(RANDOM.sample(range(count), len(rooms)), rooms, strict=True):
                     outputs[place] = self._outputs(place, room)
 
+        content = protocol.run_message(count, upcast)
         if gpu is None:
             done = self.ask(content, compiling=compiling)
             keep()
-        elif waits:
-            copies = [copy for place, room in zip(places, rooms, strict=True) for copy in self._copies(place, room)]
-            through = self._through_gate(gpu, content, copies)
-            if through is None or not filled:
-                return None
-            done, outputs = through, dict(zip(places, rooms, strict=True))
-        elif not filled or not gpu.quiet():
-            return None
         else:
             done = self._ask_gpu(gpu, content, keep, compiling)
         work.called = True
@@ -186,11 +180,31 @@ class Candidate(Process):
                 return None
         return Ran(done.report, done.elapsed_ns, seed, outputs)
 
-    def _prepare(self, count: int, upcast: int, compiling: bool = False) -> Report:
-        work = self.workload
+    def _run_at_gate(self, gpu: GpuMemory, numbers: Sequence[int], seed: int, chosen: int) -> Ran | None:
+        """As `_run`, of a graph that is launched and waits: all that the judge needs is made before its inputs come."""
+        work, count = self.workload, len(numbers)
         assert work is not None
-        work.opened += 1
-        return self.ask(protocol.prepare_message(count, upcast, work.opened), compiling=compiling).report
+        try:
+            work.arena.draw(seed, numbers)
+            rooms = {place: self._rooms() for place in RANDOM.sample(range(count), min(chosen, count))}
+            copies = [copy for place, room in rooms.items() for copy in self._copies(place, room)]
+            done = self._through_gate(gpu, protocol.run_message(count, 0), copies)
+        except Exception:
+            self.end(keep=True)  # it may wait there still
+            raise
+        work.called = True
+        if done is None or (done.report.code == protocol.FINE and not gpu.quiet()):
+            return None
+        if done.report.code == protocol.FINE and done.elapsed_ns > PATIENCE_S * 1e9:
+            raise NoGraph(self, f"its graph takes longer than {PATIENCE_S:g} s, or needs its process")
+        return Ran(done.report, done.elapsed_ns, seed, rooms)
+
+    def _prepare(self, count: int, upcast: int, compiling: bool = False) -> Report:
+        work, gpu = self.workload, self.limits.gpu_memory
+        assert work is not None
+        work.gate_value += 1
+        value = work.gate_value if gpu and gpu.gates else 0
+        return self.ask(protocol.prepare_message(count, upcast, value), compiling=compiling).report
 
     def _through_gate(self, gpu: GpuMemory, content: bytes, copies: Sequence[Copy]) -> Done | None:
         """What waits at the gate, and `copies` of what it leaves, by a clock that runs from when that is opened; None
@@ -200,18 +214,23 @@ class Candidate(Process):
         """
         work = self.workload
         assert work is not None
-        gate = gpu.gate(work.gate, work.opened, copies)
+        gate = self.gate = gpu.gate(work.gate_address, work.gate_value, copies)
         try:
-            quiet = gpu.quiet()
+            undisturbed = work.arena.deliver() and gpu.quiet()
             gate.open()
-            gate.passed(PATIENCE_S)
+            gate.passed_within(PATIENCE_S)
             self.spent += (time.perf_counter_ns() - gate.began_ns) / 1e9
             report = self.ask(content).report
-            if report.code == protocol.FINE and not gate.passed(PATIENCE_S):
+            if report.code == protocol.FINE and not gate.passed_within(PATIENCE_S):
                 return None
         finally:
+            self._close_gate()
+        return Done(report, gate.elapsed_ns) if undisturbed else None
+
+    def _close_gate(self) -> None:
+        gate, self.gate = self.gate, None
+        if gate is not None:
             gate.close()
-        return Done(report, gate.elapsed_ns) if quiet else None
 
     def _ask_gpu(self, gpu: GpuMemory, content: bytes, keep: Callable[[], None], compiling: bool = False) -> Done:
         """As `ask`, by a clock that runs until `keep` has been done on the GPU, which waits for its turn there."""
@@ -237,7 +256,7 @@ class Candidate(Process):
         written = gpu.staging(max(map(len, rooms), default=0))
         copies = [(room, written[: len(room)]) for room in rooms]
         for _ in range(MOST_DISTURBED):
-            if not self._prepare(0, 0).method:
+            if not (self._prepare(0, 0).method and self.graphs):
                 break
             if through := self._through_gate(gpu, content, copies):
                 return through.elapsed_ns
@@ -344,6 +363,7 @@ class Candidate(Process):
             memory.close()
 
     def _close(self) -> None:
+        self._close_gate()  # before the memory goes that it copies from
         file, self.memory_file = self.memory_file, None
         if file is not None:
             os.close(file)

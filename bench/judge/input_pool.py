@@ -163,15 +163,20 @@ class Arena:
         self._quickest: dict[int, float] = {}  # seconds of a copy, by sets
         self._written = {*drawn.definition.written_inputs}
         self._filled: tuple[int, Sequence[int]] = (0, ())
+        self._staged: torch.Tensor | None = None  # on a GPU: what is drawn and not delivered yet
 
     def fill(self, seed: int, numbers: Sequence[int]) -> bool:
-        """Fill a set with the inputs of each of the invocations `numbers` of `seed`; outputs hold bits that are none.
+        """`draw` and `deliver`."""
+        self.draw(seed, numbers)
+        return self.deliver()
 
-        What is asked for again, to see how long it takes, is there already, unless it may be written. False, where
-        something else ran on the GPU while they were copied.
+    def draw(self, seed: int, numbers: Sequence[int]) -> None:
+        """Make a set with the inputs of each of the invocations `numbers` of `seed`; outputs hold bits that are none.
+
+        What is asked for again, to see how long it takes, is there already, unless it may be written.
         """
         if self._filled == (seed, numbers) and not self._written:
-            return True
+            return
         self._filled = seed, numbers
         count, stride = len(numbers), self.layout.stride
         sets = self._bytes[:count] if self._gpu is None else self._gpu.staging(count * stride).view(count, stride)
@@ -182,8 +187,14 @@ class Arena:
         else:
             for place, number in enumerate(numbers):
                 self.drawn.draws.fill(seed, number, self._inputs(sets[place : place + 1]))
-        if self._gpu is None:
+        self._staged = None if self._gpu is None else sets
+
+    def deliver(self) -> bool:
+        """Bring what was drawn into a candidate's sight. False, where something else ran on the GPU meanwhile."""
+        sets, self._staged = self._staged, None
+        if sets is None or self._gpu is None:
             return True
+        count = len(sets)
         took = self._gpu.copy(self._bytes[:count], sets)
         quickest = self._quickest[count] = min(took, self._quickest.get(count, took))
         return took <= (1 + COPY_SHARE) * quickest + COPY_S

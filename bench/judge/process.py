@@ -245,17 +245,23 @@ START_LIMIT_S = 300.0  # importing torch, and compiling the driver at its first 
 ANSWER_LIMIT_S = 60.0
 
 
-ALLOCATOR_SETTINGS = frozenset({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"})
+GPU_SETTINGS = frozenset(
+    {
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_LAUNCH_BLOCKING",
+    }
+)
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are none of a Solution's business left out: API keys, tokens, passwords; and how torch is to
-    allocate a GPU's memory, as some ways take none of that of the driver's.
+    """The variables that are none of a Solution's business left out: API keys, tokens, passwords; and GPU_SETTINGS:
+    ways to allocate that take no memory of the driver's, and to launch that wait where others must run on.
     """
     return {
-        name: value
-        for name, value in environment.items()
-        if name not in ALLOCATOR_SETTINGS and not SECRET_NAME.search(name)
+        name: value for name, value in environment.items() if name not in GPU_SETTINGS and not SECRET_NAME.search(name)
     }
 
 

@@ -1,9 +1,9 @@
 """Times of a Solution, and of the reference in turns with it, by the judge's own clock.
 
 A batch is a run of many invocations with fresh inputs: the clock runs from when the candidate's process may run until
-all of its sandbox stands still, on a GPU until the judge has copies of its outputs. Its time is that, divided by the
-invocations; nothing is taken off. What the way there and back takes is measured with a run of no invocations, and
-batches are so long that it is a small share of them.
+all of its sandbox stands still; of a graph on a GPU from when its gate is opened until the judge has copies of outputs.
+Its time is that, divided by the invocations; nothing is taken off. What the way there and back takes is measured with a
+run of no invocations, and batches are so long that it is a small share of them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from kcap.schemas.results.measurement import Cache, Method, StopRule
 from kcap.schemas.results.outcome import Clocked, Status
 
 BATCH_NS = 2_500_000  # the least that a batch lasts,
+GPU_BATCH_NS = 10_000_000  # on a GPU, as far as memory goes: who starts early there gains a fraction of a millisecond,
 WAY_SHARE = 0.02  # and the most that the way there and back is of it
 MOST_GUESSED_NS = 8 * BATCH_NS  # of a batch, by what the first run took
 LONG_ENOUGH = 0.8  # of what a batch should last
@@ -94,12 +95,12 @@ class Batches:
     def long_enough(self) -> bool:
         """Whether they lasted two thirds of what they should, as far as memory goes."""
         lasted = median(self.samples_us) * self.count * 1e3
-        return self.count >= self.most or 1.5 * lasted >= wanted_ns(self.way_ns)
+        return self.count >= self.most or 1.5 * lasted >= wanted_ns(self.candidate, self.way_ns)
 
     @property
     def right_count(self) -> int:
         """How many invocations last as long as a batch should, where nothing disturbs them."""
-        return max(int(wanted_ns(self.way_ns) / (min(self.samples_us) * 1e3)) + 1, FEW)
+        return max(int(wanted_ns(self.candidate, self.way_ns) / (min(self.samples_us) * 1e3)) + 1, FEW)
 
     def clocked(self, rule: StopRule | None) -> Clocked:
         q1, middle, q3 = quartiles(self.samples_us)
@@ -116,9 +117,9 @@ class Batches:
         )
 
 
-def wanted_ns(way: float) -> float:
+def wanted_ns(candidate: Candidate, way: float) -> float:
     """What a batch should last."""
-    return max(BATCH_NS, way / WAY_SHARE)
+    return max(GPU_BATCH_NS if candidate.limits.gpu else BATCH_NS, way / WAY_SHARE)
 
 
 def guess_count(theirs: Batches, first_ns: int) -> int:
@@ -142,7 +143,7 @@ def size_batches(
     again: see whether the Batches were `long_enough`.
     """
     way = sorted(candidate.nothing(CHOSEN) for _ in range(WAYS))[WAYS // 4]  # what others do to it, they do to batches
-    wanted = wanted_ns(way)
+    wanted = wanted_ns(candidate, way)
     enough = LONG_ENOUGH * wanted
 
     def quickest(count: int) -> float:

@@ -22,7 +22,7 @@ from kcap.bench.judge.driver.device import describe_device
 from kcap.bench.judge.driver.gpu_memory import GpuMemory
 from kcap.bench.judge.judge import Judge
 from kcap.bench.judge.messages import JudgeRequest, JudgeSession
-from kcap.bench.judge.process import ForkServer, ForkServerGone, Limits
+from kcap.bench.judge.process import GPU_SETTINGS, ForkServer, ForkServerGone, Limits
 from kcap.bench.judge.verdict import Floors
 from kcap.bench.sandbox import guard, libc
 from kcap.errors import KcapError
@@ -42,6 +42,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     guard()
+    for name in GPU_SETTINGS:
+        os.environ.pop(name, None)
     torch.set_num_threads(1)  # others would wait for work on the cores of Solutions
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # a judge without a command has nobody to tell
     session: JudgeSession = orjson.loads(sys.stdin.buffer.readline())

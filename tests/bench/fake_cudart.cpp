@@ -14,7 +14,7 @@
 
 namespace {
 constexpr size_t PAGE = 2 << 20;
-constexpr int INVALID = 1, NO_MEMORY = 2, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801, CAPTURING = 900, UNKNOWN = 999, RELAXED = 2;
+constexpr int INVALID = 1, NO_MEMORY = 2, ILLEGAL_ADDRESS = 700, CAPTURING = 900, UNKNOWN = 999, RELAXED = 2;
 struct Range { size_t size; bool mapped; };
 std::map<uint64_t, Range> reserved;
 size_t limit = 0;
@@ -22,7 +22,6 @@ bool capturing = false, under_way = false;
 int lost = 0, mode = 0, refused = 0;
 struct Gate { const uint32_t* place = nullptr; uint32_t value = 0; void (*then)() = nullptr; } gate;  // of one stream alone
 uint32_t* behind = nullptr;
-bool no_gates = false;
 
 bool refuses() { return refused && !--refused; }
 bool forbidden() { return capturing && mode != RELAXED; }
@@ -53,12 +52,10 @@ void launch() { under_way = true; }
 void capture(int begins) { capturing = begins; }
 void refuse(int call) { refused = call; }  // the n-th from now on that makes, maps, allows or exports memory
 
-void forbid_gates() { no_gates = true; }
 bool waits() { return gate.place; }
 void later(void (*then)()) { gate.then = then; }
 
 int cuStreamWaitValue32_v2(void*, uint64_t at, uint32_t value, unsigned) {
-  if (no_gates) return NOT_SUPPORTED;
   gate = {static_cast<uint32_t*>(place(at)), value};
   return 0;
 }

@@ -49,11 +49,6 @@ def refused_memory(call, x):
 unmapped, forbidden, unshared = (partial(refused_memory, call) for call in (2, 3, 4))
 
 
-def double_without_gates(x, y):
-    played.forbid_gates()
-    double(x, y)
-
-
 def double_once(x, y):
     if len(played.calls) < 3:
         double(x, y)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from kcap.bench.judge.driver.gpu_memory import Gate, GpuMemory
+from kcap.bench.judge.driver.gate import Copy, Gate
+from kcap.bench.judge.driver.gpu_memory import GpuMemory
 from kcap.bench.judge.driver.protocol import GATE
 from kcap.system import native_build
 
@@ -34,16 +35,16 @@ def build_tensors() -> Path:
 class PlayedGate(Gate):
     """What waits at it runs when its process does."""
 
-    def __init__(self, place: int, value: int, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def __init__(self, address: int, value: int, copies: Sequence[Copy]) -> None:
         self.began_ns = self.ended_ns = 0
         self.value, self.copies = value, copies
-        self.front, self.behind = (ctypes.c_uint32.from_address(at) for at in (place, place + GATE))
+        self.front, self.behind = (ctypes.c_uint32.from_address(at) for at in (address, address + GATE))
 
     def open(self) -> None:
         self.began_ns = time.perf_counter_ns()
         self.front.value = self.value
 
-    def passed(self, seconds: float) -> bool:
+    def passed_within(self, seconds: float) -> bool:
         if not self.ended_ns and self.behind.value >= self.value:
             for to, source in self.copies:
                 to.copy_(source)
@@ -79,8 +80,10 @@ class PlayedMemory(GpuMemory):
     def used_by_others(self) -> bool:
         return self.others
 
-    def gate(self, place: int, value: int, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> PlayedGate:
-        return PlayedGate(place, value, copies)
+    gates = True
+
+    def gate(self, address: int, value: int, copies: Sequence[Copy]) -> PlayedGate:
+        return PlayedGate(address, value, copies)
 
     def tensor_at(self, base: int, size: int) -> torch.Tensor:
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(base), dtype=torch.uint8)

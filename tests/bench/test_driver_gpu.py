@@ -288,8 +288,9 @@ def test_a_workload_that_cannot_be_opened_leaves_nothing_open(gpu, start, drawn,
     assert one.how is not None and len(os.listdir("/proc/self/fd")) < before
 
 
-def test_without_a_gate_on_the_gpu_its_process_replays_the_graph(start, drawn):
-    one = start("double_without_gates")
+def test_without_gates_a_process_replays_its_graph_itself(forked, start, drawn, monkeypatch):
+    monkeypatch.setattr(forked.limits.gpu_memory, "gates", False)
+    one = start("double")
     one.open(drawn, sets=4)
     done = one.run(range(4), 5, chosen=4)
     assert (done.report.code, protocol.METHODS[done.report.method]) == (protocol.FINE, "graph")
@@ -297,10 +298,31 @@ def test_without_a_gate_on_the_gpu_its_process_replays_the_graph(start, drawn):
 
 
 def test_who_says_that_all_has_come_through_and_it_has_not_is_not_believed(gpu, start, drawn, monkeypatch):
-    monkeypatch.setattr("played_memory.PlayedGate.passed", lambda gate, seconds: False)
+    monkeypatch.setattr("played_memory.PlayedGate.passed_within", lambda gate, seconds: False)
     one = start("double")
     one.open(drawn, sets=2)
     with pytest.raises(Stirred, match="the GPU goes on working"):
+        one.run(range(2))
+
+
+def test_who_ends_at_the_gate_leaves_nobody_waiting_there(forked, start, drawn, monkeypatch):
+    one = start("double")
+    one.open(drawn, sets=2)
+    one.run(range(2))
+    monkeypatch.setattr(one.workload.arena, "deliver", lambda: not os.kill(one.pid, signal.SIGKILL))
+    with pytest.raises(ProcessEnded):
+        one.run(range(2))
+    assert one.how is not None and one.gate is None
+    two = start("double")
+    two.open(drawn, sets=2)
+    assert two.run(range(2)).report.code == protocol.FINE
+
+
+def test_what_needs_its_process_at_the_gate_is_no_graph(gpu, start, drawn, monkeypatch):
+    monkeypatch.setattr("kcap.bench.judge.candidate.PATIENCE_S", 1e-6)
+    one = start("double")
+    one.open(drawn, sets=2)
+    with pytest.raises(NoGraph, match="or needs its process"):
         one.run(range(2))
 
 

@@ -25,32 +25,35 @@ class Gate:
 
     def __init__(
         self,
-        device: torch.device,
         cuda: ctypes.CDLL,
-        place: int,
+        stream: torch.cuda.Stream,
+        address: int,
         value: int,
         copies: Sequence[Copy],
     ) -> None:
-        self._device, self._cuda, self._behind, self._value = device, cuda, place + protocol.GATE, value
+        self._cuda, self._stream, self._behind, self._value = cuda, stream, address + protocol.GATE, value
         self.began_ns = self.ended_ns = 0
         self._word = torch.zeros(1, dtype=torch.int32).pin_memory()
         self._opened = self._word.numpy()
         self._through = torch.cuda.Event()
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        self._ask("cuStreamWaitValue32_v2", stream, self._word.data_ptr(), 1)
-        self._ask("cuStreamWriteValue32_v2", stream, place, value)
-        self._ask("cuStreamWaitValue32_v2", stream, self._behind, value)
-        with torch.cuda.stream(stream):
-            for to, source in copies:
-                to.copy_(source)
-        self._through.record(stream)
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        try:
+            self._ask("cuStreamWaitValue32_v2", stream, self._word.data_ptr(), 1)
+            self._ask("cuStreamWriteValue32_v2", stream, address, value)
+            self._ask("cuStreamWaitValue32_v2", stream, self._behind, value)
+            with torch.cuda.stream(stream):
+                for to, source in copies:
+                    to.copy_(source)
+            self._through.record(stream)
+        except BaseException:
+            self.close()
+            raise
 
     def open(self) -> None:
         self.began_ns = time.perf_counter_ns()
         self._opened[0] = 1
 
-    def passed(self, seconds: float) -> bool:
+    def passed_within(self, seconds: float) -> bool:
         """Whether all has come through, after so long at most."""
         until = time.perf_counter() + seconds
         while not self.ended_ns and time.perf_counter() < until:
@@ -60,16 +63,18 @@ class Gate:
 
     @property
     def elapsed_ns(self) -> int:
-        return self.ended_ns - self.began_ns
+        """0 until all has come through."""
+        return self.ended_ns and self.ended_ns - self.began_ns
 
     def close(self) -> None:
-        """Wait for nobody any more."""
+        """Let through whatever waits."""
         if not self.ended_ns:
             self._opened[0] = 1
-            self._ask("cuStreamWriteValue32_v2", torch.cuda.current_stream(self._device), self._behind, self._value)
-            self._through.synchronize()
+            another = torch.cuda.current_stream(self._stream.device)
+            self._ask("cuStreamWriteValue32_v2", another, self._behind, self._value)
+            self._stream.synchronize()
 
-    def _ask(self, name: str, stream: torch.cuda.Stream, place: int, value: int) -> None:
+    def _ask(self, name: str, stream: torch.cuda.Stream, address: int, value: int) -> None:
         where, what = ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint32(value)
-        if failed := getattr(self._cuda, name)(where, ctypes.c_uint64(place), what, ctypes.c_uint(0)):
-            raise KcapError(f"{self._device}: no gate: {name}: CUDA error {failed}")
+        if failed := getattr(self._cuda, name)(where, ctypes.c_uint64(address), what, ctypes.c_uint(0)):
+            raise KcapError(f"{stream.device}: no gate: {name}: CUDA error {failed}")

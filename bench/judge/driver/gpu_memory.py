@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -120,9 +121,31 @@ class GpuMemory:
         """Until all is done that was asked for here, but for what waits at a Gate."""
         torch.cuda.current_stream(self.device).synchronize()
 
-    def gate(self, place: int, value: int, copies: Sequence[Copy]) -> Gate:
-        """`place`: of its words; `value`: what opens it. `copies`: to where, from where, once all has come through."""
-        return Gate(self.device, self._cuda, place, value, copies)
+    def gate(self, address: int, value: int, copies: Sequence[Copy]) -> Gate:
+        """`address`: of its words; `value`: what opens it. `copies`: to be made once all has come through."""
+        return Gate(self._cuda, self._gate_stream, address, value, copies)
+
+    @cached_property
+    def gates(self) -> bool:
+        """Whether there can be any: one stream waits, and another runs on."""
+        words = torch.ones(2 * protocol.GATE, dtype=torch.uint8, device=self.device)  # open behind
+        try:
+            gate = self.gate(words.data_ptr(), 1, ())
+        except (KcapError, AttributeError):
+            return False
+        self._probed.add_(1)
+        ran_on = torch.cuda.Event()
+        ran_on.record(torch.cuda.current_stream(self.device))
+        until = time.monotonic() + GONE_S
+        while not (done := ran_on.query()) and time.monotonic() < until:
+            pass
+        gate.close()
+        return bool(done)
+
+    @cached_property
+    def _gate_stream(self) -> torch.cuda.Stream:
+        """Alone of its priority, so that it shares no queue of the driver's with another."""
+        return torch.cuda.Stream(self.device, priority=-1)
 
     def staging(self, size: int) -> torch.Tensor:
         """`size` bytes that nobody else sees: the same for all, one after another."""

@@ -60,10 +60,6 @@ def taken(device: str, driver: Path) -> tuple[str, tuple[Any, ...]]:
     return RUNTIME, (0, OWN, ORIGIN, _set_stream, *streams, *graphs, _nothing, Pool, *3 * [_nothing])
 
 
-def forbid_gates() -> None:
-    runtime.forbid_gates()
-
-
 def numbers(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:
     return numpy.ctypeslib.as_array((ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr()))
 

@@ -30,9 +30,5 @@ def double(x: torch.Tensor, y: torch.Tensor, seconds: float = 0.0001) -> None:
     torch.mul(x, 2, out=y)
 
 
-def forbid_gates() -> None:
-    """They stay: what a driver has looked up, nobody takes from it."""
-
-
 def numbers(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1)

@@ -111,7 +111,8 @@ class Cuda : public Place {
 
   Report prepare(const Run& run, PyObject* callable) override {
     Report report;
-    bool gated = captures(run) || (!run.count && workload_.graphs);
+    bool gated = run.gate && (captures(run) || (!run.count && workload_.graphs));
+    launched_before_ = false;
     if (captures(run)) {
       if (captured_ != run.count) capture(run, callable);
       for (auto& row : of_graph_)
@@ -119,7 +120,7 @@ class Cuda : public Place {
           if (tensor.nbytes()) cuda_.fill(tensor.mutable_data_ptr(), 0xFF, tensor.nbytes(), torch_.stream);
       note(of_graph_);
     }
-    torch_.use(gated ? torch_.own : torch_.usual);
+    torch_.use(gated || captures(run) ? torch_.own : torch_.usual);
     check_cache();
     cuda_.check(cuda_.wait(), "before the batch");
     if (gated && memory_.wait_for(torch_.stream, gate_, run.gate)) {
@@ -143,7 +144,6 @@ class Cuda : public Place {
       }
     }
     cuda_.check(cuda_.wait(), "the batch");
-    launched_before_ = false;
     if (!captures(run)) note(launched_);
     return report;
   }

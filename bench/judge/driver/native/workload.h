@@ -94,7 +94,7 @@ struct Workload {
 struct Run {
   uint32_t count = 0;
   uint32_t upcast = 0;  // 0, or the bits of the dtype that floating inputs are given in
-  uint32_t gate = 0;    // on a GPU: the value at which it opens for what waits there
+  uint32_t gate = 0;    // on a GPU: the value that opens it for this run; 0, if there is none
 
   Run() = default;
   Run(Reader from, const Workload& workload) {
