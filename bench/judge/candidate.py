@@ -153,7 +153,10 @@ class Candidate(Process):
                 return Ran(prepared, 0, seed)
             self._receive_pieces()
             if gpu and self.graphs and count > 1 and not upcast and prepared.method:
-                return self._run_at_gate(gpu, numbers, seed, chosen)
+                if gpu.gates:
+                    return self._run_at_gate(gpu, numbers, seed, chosen)
+                self.ask(protocol.run_message(count, 0))  # its gate had to be opened
+                return None
         if not work.arena.fill(seed, numbers) or (gpu and not gpu.quiet()):
             return None
         outputs: dict[int, list[torch.Tensor]] = {}
@@ -203,8 +206,10 @@ class Candidate(Process):
         work, gpu = self.workload, self.limits.gpu_memory
         assert work is not None
         work.gate_value += 1
-        value = work.gate_value if gpu and gpu.gates else 0
-        return self.ask(protocol.prepare_message(count, upcast, value), compiling=compiling).report
+        if gpu is None or not gpu.gates or compiling:  # that may take minutes
+            return self.ask(protocol.prepare_message(count, upcast), compiling=compiling).report
+        with gpu.at_gate(work.gate_address, work.gate_value):
+            return self.ask(protocol.prepare_message(count, upcast, work.gate_value)).report
 
     def _through_gate(self, gpu: GpuMemory, content: bytes, copies: Sequence[Copy]) -> Done | None:
         """What waits at the gate, and `copies` of what it leaves, by a clock that runs from when that is opened; None
@@ -214,9 +219,10 @@ class Candidate(Process):
         """
         work = self.workload
         assert work is not None
-        gate = self.gate = gpu.gate(work.gate_address, work.gate_value, copies)
         try:
-            undisturbed = work.arena.deliver() and gpu.quiet()
+            with gpu.at_gate(work.gate_address, work.gate_value):
+                gate = self.gate = gpu.gate(work.gate_address, work.gate_value, copies)
+                undisturbed = work.arena.deliver() and gpu.quiet() and gpu.gates
             gate.open()
             gate.passed_within(PATIENCE_S)
             self.spent += (time.perf_counter_ns() - gate.began_ns) / 1e9

@@ -80,10 +80,12 @@ class PlayedMemory(GpuMemory):
     def used_by_others(self) -> bool:
         return self.others
 
-    gates = True
-
     def gate(self, address: int, value: int, copies: Sequence[Copy]) -> PlayedGate:
         return PlayedGate(address, value, copies)
+
+    def _give_up_gates(self, address: int, value: int) -> None:
+        self.gates = False
+        ctypes.c_uint32.from_address(address).value = value
 
     def tensor_at(self, base: int, size: int) -> torch.Tensor:
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(base), dtype=torch.uint8)

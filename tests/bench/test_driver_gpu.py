@@ -297,10 +297,23 @@ def test_without_gates_a_process_replays_its_graph_itself(forked, start, drawn, 
     assert all(torch.equal(outputs[0], right(one, 5, number)) for number, outputs in done.outputs.items())
 
 
+def test_what_does_not_get_on_at_a_gate_is_timed_without(forked, start, drawn, monkeypatch):
+    memory = forked.limits.gpu_memory
+    monkeypatch.setattr("kcap.bench.judge.driver.gpu_memory.STUCK_S", 0.1)
+    monkeypatch.setattr(memory, "gates", True)  # is set back to it
+    one = start("slow_to_capture")
+    one.open(drawn, sets=4)
+    assert one.run(range(1)).report.code == protocol.FINE
+    done = one.run(range(4), 5, chosen=4)
+    assert not memory.gates and done.report.code == protocol.FINE
+    assert all(torch.equal(outputs[0], right(one, 5, number)) for number, outputs in done.outputs.items())
+
+
 def test_who_says_that_all_has_come_through_and_it_has_not_is_not_believed(gpu, start, drawn, monkeypatch):
     monkeypatch.setattr("played_memory.PlayedGate.passed_within", lambda gate, seconds: False)
     one = start("double")
     one.open(drawn, sets=2)
+    one.run(range(1))
     with pytest.raises(Stirred, match="the GPU goes on working"):
         one.run(range(2))
 
@@ -322,6 +335,7 @@ def test_what_needs_its_process_at_the_gate_is_no_graph(gpu, start, drawn, monke
     monkeypatch.setattr("kcap.bench.judge.candidate.PATIENCE_S", 1e-6)
     one = start("double")
     one.open(drawn, sets=2)
+    one.run(range(1))
     with pytest.raises(NoGraph, match="or needs its process"):
         one.run(range(2))
 

@@ -14,8 +14,10 @@ from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.device import Gpu
 from kcap.bench.judge.timing import (
     BATCH_NS,
+    CHOSEN,
     FEWEST,
     FEWEST_OF_REFERENCE,
+    GPU_BATCH_NS,
     GPU_SHARE,
     LONG_ENOUGH,
     MOST_ON_GPU,
@@ -36,11 +38,13 @@ class Played:
     def __init__(self, each, way=100_000, most=8192, code=protocol.FINE):
         self.each, self.way, self.most, self.code = each, way, most, code
         self.limits, self.ran, self.sets = SimpleNamespace(gpu=None), [], 100
+        self.copied = []
 
     def open(self, drawn, sets=3):
         self.sets = sets
 
-    def nothing(self):
+    def nothing(self, chosen=0):
+        self.copied.append(chosen)
         return self.way
 
     def run(self, numbers, seed=None, upcast=0, chosen=0):
@@ -92,6 +96,14 @@ def test_on_a_gpu_batches_are_long_enough_where_no_more_fit_into_its_memory_or_a
         made = size_batches(played, SimpleNamespace(bytes=1 << 20))
         made.take()
         assert made.count == count < played.most and made.long_enough
+
+
+def test_on_a_gpu_batches_are_longer_and_the_way_holds_the_copies_of_what_is_compared():
+    played = Played(10_000)
+    played.limits.gpu = Gpu(l2=1, memory=1 << 40)
+    made = size_batches(played, SimpleNamespace(bytes=1))
+    assert made.count * 10_000 >= LONG_ENOUGH * GPU_BATCH_NS > BATCH_NS
+    assert {*played.copied} == {CHOSEN}
 
 
 def test_a_first_run_that_is_nearly_all_way_says_little_of_how_many_fit_into_a_batch():

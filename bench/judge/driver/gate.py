@@ -23,24 +23,21 @@ class Gate:
     it left has been copied, the judge asks nothing of CUDA, and nothing of a candidate runs but on the GPU.
     """
 
-    def __init__(
-        self,
-        cuda: ctypes.CDLL,
-        stream: torch.cuda.Stream,
-        address: int,
-        value: int,
-        copies: Sequence[Copy],
-    ) -> None:
-        self._cuda, self._stream, self._behind, self._value = cuda, stream, address + protocol.GATE, value
+    def __init__(self, cuda: ctypes.CDLL, stream: torch.cuda.Stream, address: int, value: int) -> None:
+        self._cuda, self._stream, self._address, self._value = cuda, stream, address, value
         self.began_ns = self.ended_ns = 0
         self._word = torch.zeros(1, dtype=torch.int32).pin_memory()
         self._opened = self._word.numpy()
         self._through = torch.cuda.Event()
+
+    def queue(self, copies: Sequence[Copy]) -> None:
+        """Ask CUDA for all that is to happen once it is opened."""
+        stream, behind = self._stream, self._address + protocol.GATE
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         try:
             self._ask("cuStreamWaitValue32_v2", stream, self._word.data_ptr(), 1)
-            self._ask("cuStreamWriteValue32_v2", stream, address, value)
-            self._ask("cuStreamWaitValue32_v2", stream, self._behind, value)
+            self._ask("cuStreamWriteValue32_v2", stream, self._address, self._value)
+            self._ask("cuStreamWaitValue32_v2", stream, behind, self._value)
             with torch.cuda.stream(stream):
                 for to, source in copies:
                     to.copy_(source)
@@ -49,9 +46,13 @@ class Gate:
             self.close()
             raise
 
+    def let_through(self) -> None:
+        """Open it, whoever waits for what."""
+        self._opened[0] = 1
+
     def open(self) -> None:
         self.began_ns = time.perf_counter_ns()
-        self._opened[0] = 1
+        self.let_through()
 
     def passed_within(self, seconds: float) -> bool:
         """Whether all has come through, after so long at most."""
@@ -67,11 +68,11 @@ class Gate:
         return self.ended_ns and self.ended_ns - self.began_ns
 
     def close(self) -> None:
-        """Let through whatever waits."""
+        """Wait for nobody any more."""
         if not self.ended_ns:
-            self._opened[0] = 1
+            self.let_through()
             another = torch.cuda.current_stream(self._stream.device)
-            self._ask("cuStreamWriteValue32_v2", another, self._behind, self._value)
+            self._ask("cuStreamWriteValue32_v2", another, self._address + protocol.GATE, self._value)
             self._stream.synchronize()
 
     def _ask(self, name: str, stream: torch.cuda.Stream, address: int, value: int) -> None:

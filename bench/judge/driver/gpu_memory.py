@@ -12,8 +12,10 @@ import ctypes
 import os
 import resource
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -31,6 +33,7 @@ MOST_INTERRUPTED = 20  # probes
 MOST_S = 1e-3  # of the quickest of all
 MOST_PIECES = 4096
 GONE_S = 2.0  # until what a process ran is gone with it
+STUCK_S = 10.0  # that nothing takes beside what waits at a gate
 WATCHED_S, WATCHED, MOST_BUSY = 1.0, 100, 5  # for so long, so many looks, of which so many find an idle GPU busy
 
 
@@ -83,6 +86,8 @@ class GpuMemory:
         if self._quickest > MOST_S:
             raise KcapError(f"others use {device}: nothing can be judged beside them")
         self.share(1).close()
+        self.gates = hasattr(self._cuda, "cuStreamWaitValue32_v2")  # until one does not work
+        self._gate: Gate | None = None
 
     def share(self, size: int) -> MappedMemory:
         """New memory of at least `size` bytes; KcapError where there is none."""
@@ -123,24 +128,32 @@ class GpuMemory:
 
     def gate(self, address: int, value: int, copies: Sequence[Copy]) -> Gate:
         """`address`: of its words; `value`: what opens it. `copies`: to be made once all has come through."""
-        return Gate(self._cuda, self._gate_stream, address, value, copies)
+        self._gate = Gate(self._cuda, self._gate_stream, address, value)
+        self._gate.queue(copies)
+        return self._gate
 
-    @cached_property
-    def gates(self) -> bool:
-        """Whether there can be any: one stream waits, and another runs on."""
-        words = torch.ones(2 * protocol.GATE, dtype=torch.uint8, device=self.device)  # open behind
+    @contextmanager
+    def at_gate(self, address: int, value: int) -> Iterator[None]:
+        """For what is done while a candidate's work waits at a gate, or is launched there: where that does not get on,
+        because a driver lets one wait for the other, it is opened, and there are no gates any more.
+        """
+        timer = threading.Timer(STUCK_S, self._give_up_gates, (address, value))
+        timer.daemon = True
+        timer.start()
         try:
-            gate = self.gate(words.data_ptr(), 1, ())
-        except (KcapError, AttributeError):
-            return False
-        self._probed.add_(1)
-        ran_on = torch.cuda.Event()
-        ran_on.record(torch.cuda.current_stream(self.device))
-        until = time.monotonic() + GONE_S
-        while not (done := ran_on.query()) and time.monotonic() < until:
-            pass
-        gate.close()
-        return bool(done)
+            yield
+        finally:
+            timer.cancel()
+
+    def _give_up_gates(self, address: int, value: int) -> None:
+        self.gates = False
+        torch.cuda.set_device(self.device)
+        if self._gate is not None:
+            self._gate.let_through()
+        stream = torch.cuda.Stream(self.device)
+        self._call(
+            "cuStreamWriteValue32_v2", ctypes.c_void_p(stream.cuda_stream), _size(address), ctypes.c_uint32(value), 0
+        )
 
     @cached_property
     def _gate_stream(self) -> torch.cuda.Stream:

@@ -114,7 +114,7 @@ class Cuda : public Place {
     bool gated = run.gate && (captures(run) || (!run.count && workload_.graphs));
     launched_before_ = false;
     if (captures(run)) {
-      if (captured_ != run.count) capture(run, callable);
+      if (captured_ != run.count) capture(run, callable), replay();  // which uploads it: no launch behind a gate may wait
       for (auto& row : of_graph_)
         for (auto& tensor : row)
           if (tensor.nbytes()) cuda_.fill(tensor.mutable_data_ptr(), 0xFF, tensor.nbytes(), torch_.stream);
