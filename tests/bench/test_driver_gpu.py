@@ -340,8 +340,16 @@ def test_what_needs_its_process_at_the_gate_is_no_graph(gpu, start, drawn, monke
         one.run(range(2))
 
 
-@pytest.mark.parametrize(("busy", "others"), [(3 * [True], False), (100 * [False, True], True)])
+@pytest.mark.parametrize(("busy", "others"), [(10 * [True], False), (100 * [True, False, False], True)])
 def test_others_are_seen_when_they_take_turns(gpu, monkeypatch, busy, others):
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    gpu.busy = [*busy, False]
+    """Whoever waits for a turn looks longer."""
+    now, looks = [0.0], iter(busy)
+
+    def quiet():
+        found = not next(looks, False)
+        now[0] += 0.0005 if found else 0.003
+        return found
+
+    monkeypatch.setattr(gpu, "quiet", quiet)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     assert GpuMemory.used_by_others(gpu) == others

@@ -34,7 +34,7 @@ MOST_S = 1e-3  # of the quickest of all
 MOST_PIECES = 4096
 GONE_S = 2.0  # until what a process ran is gone with it
 STUCK_S = 10.0  # that nothing takes beside what waits at a gate
-WATCHED_S, WATCHED, MOST_BUSY = 1.0, 100, 5  # for so long, so many looks, of which so many find an idle GPU busy
+WATCHED_S, MOST_BUSY_S = 1.0, 0.1  # of so long, an idle GPU looks busy for so long at most
 
 
 class _Location(ctypes.Structure):
@@ -147,9 +147,9 @@ class GpuMemory:
 
     def _give_up_gates(self, address: int, value: int) -> None:
         self.gates = False
-        torch.cuda.set_device(self.device)
         if self._gate is not None:
             self._gate.let_through()
+        torch.cuda.set_device(self.device)
         stream = torch.cuda.Stream(self.device)
         self._call(
             "cuStreamWriteValue32_v2", ctypes.c_void_p(stream.cuda_stream), _size(address), ctypes.c_uint32(value), 0
@@ -197,11 +197,13 @@ class GpuMemory:
         """Whether others run anything there from time to time; to be asked when no candidate is left."""
         if not self.soon_quiet():
             return True
-        busy = 0
-        for _ in range(WATCHED):
-            busy += not self.quiet()
-            time.sleep(WATCHED_S / WATCHED)
-        return busy > MOST_BUSY
+        busy, now = 0.0, time.monotonic()
+        until = now + WATCHED_S
+        while now < until:
+            quiet, began = self.quiet(), now
+            now = time.monotonic()
+            busy += 0 if quiet else now - began
+        return busy > MOST_BUSY_S
 
     def tensor_at(self, base: int, size: int) -> torch.Tensor:
         """The bytes of memory that is mapped here."""
