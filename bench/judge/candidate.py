@@ -33,16 +33,18 @@ CPU_ALIGN, CUDA_ALIGN = 64, 512  # bytes: of torch's allocators
 @dataclass
 class OpenWorkload:
     """What a candidate has open. `addresses`: the descriptor of its outputs', on a GPU with the arena's behind them.
-    `gate_address`: there, of the words of its gate; `gate_value`: what opens it for the latest run.
+    `gate_address`: there, of the words of its gate; `gate_value`: what opens it for the latest run. `gated`: until what
+    waits there does not get on.
     """
 
     drawn: InputPool
     sets: int
     addresses: int
     arena: Arena
-    gate_address: int = 0
     called: bool = False
+    gate_address: int = 0
     gate_value: int = 0
+    gated: bool = True
 
     def address(self, number: int) -> int:
         (found,) = protocol.ADDRESS.unpack(
@@ -56,7 +58,7 @@ class OpenWorkload:
 
 @dataclass(frozen=True)
 class Ran(Done):
-    """`seed`: of its inputs. `outputs`: of invocations of the run, chosen at random when it had been stopped, by their
+    """`seed`: of its inputs. `outputs`: of invocations of the run, chosen at random while it stood still, by their
     place in it. On a GPU the clock runs until the judge has copies of them.
     """
 
@@ -146,17 +148,14 @@ class Candidate(Process):
         assert work is not None
         count, compiling = len(numbers), not work.called
         if gpu or not upcast:  # else there is nothing to prepare
-            prepared = self._prepare(count, upcast, compiling)
+            prepared = self.ask(protocol.prepare_message(count, upcast), compiling=compiling).report
             if prepared.code == protocol.NO_GRAPH and self.graphs and gpu:
                 raise NoGraph(self, prepared.text)
             if prepared.code != protocol.FINE:
                 return Ran(prepared, 0, seed)
             self._receive_pieces()
-            if gpu and self.graphs and count > 1 and not upcast and prepared.method:
-                if gpu.gates:
-                    return self._run_at_gate(gpu, numbers, seed, chosen)
-                self.ask(protocol.run_message(count, 0))  # its gate had to be opened
-                return None
+        if gpu and self.gated and count > 1 and not upcast:
+            return self._run_at_gate(gpu, numbers, seed, chosen)
         if not work.arena.fill(seed, numbers) or (gpu and not gpu.quiet()):
             return None
         outputs: dict[int, list[torch.Tensor]] = {}
@@ -183,55 +182,62 @@ class Candidate(Process):
                 return None
         return Ran(done.report, done.elapsed_ns, seed, outputs)
 
+    @property
+    def gated(self) -> bool:
+        """Whether its graphs wait for a gate."""
+        gpu = self.limits.gpu_memory
+        return gpu is not None and gpu.gates and self.graphs and self.workload is not None and self.workload.gated
+
     def _run_at_gate(self, gpu: GpuMemory, numbers: Sequence[int], seed: int, chosen: int) -> Ran | None:
-        """As `_run`, of a graph that is launched and waits: all that the judge needs is made before its inputs come."""
+        """As `_run`, of a graph that is captured."""
         work, count = self.workload, len(numbers)
         assert work is not None
-        try:
-            work.arena.draw(seed, numbers)
-            rooms = {place: self._rooms() for place in RANDOM.sample(range(count), min(chosen, count))}
-            copies = [copy for place, room in rooms.items() for copy in self._copies(place, room)]
-            done = self._through_gate(gpu, protocol.run_message(count, 0), copies)
-        except Exception:
-            self.end(keep=True)  # it may wait there still
-            raise
+        work.arena.draw(seed, numbers)
+        rooms = {place: self._rooms() for place in RANDOM.sample(range(count), min(chosen, count))}
+
+        def copies() -> list[Copy]:
+            return [copy for place, room in rooms.items() for copy in self._copies(place, room)]
+
+        done = self._through_gate(gpu, count, copies)
         work.called = True
         if done is None or (done.report.code == protocol.FINE and not gpu.quiet()):
             return None
-        if done.report.code == protocol.FINE and done.elapsed_ns > PATIENCE_S * 1e9:
-            raise NoGraph(self, f"its graph takes longer than {PATIENCE_S:g} s, or needs its process")
         return Ran(done.report, done.elapsed_ns, seed, rooms)
 
-    def _prepare(self, count: int, upcast: int, compiling: bool = False) -> Report:
-        work, gpu = self.workload, self.limits.gpu_memory
-        assert work is not None
-        work.gate_value += 1
-        if gpu is None or not gpu.gates or compiling:  # that may take minutes
-            return self.ask(protocol.prepare_message(count, upcast), compiling=compiling).report
-        with gpu.at_gate(work.gate_address, work.gate_value):
-            return self.ask(protocol.prepare_message(count, upcast, work.gate_value)).report
+    def _through_gate(self, gpu: GpuMemory, count: int, copies: Callable[[], Sequence[Copy]]) -> Done | None:
+        """A graph of `count` invocations, which waits at the gate, and `copies` of what it leaves, by a clock that runs
+        from when that is opened; None where anything else ran on the GPU before, or all had not come through in time.
 
-    def _through_gate(self, gpu: GpuMemory, content: bytes, copies: Sequence[Copy]) -> Done | None:
-        """What waits at the gate, and `copies` of what it leaves, by a clock that runs from when that is opened; None
-        where anything else ran on the GPU before, or all had not come through when it said so.
-
-        `content`: what is said to the process afterwards, which stands still meanwhile.
+        Its process stands still meanwhile. What needs that, or longer than PATIENCE_S, has no gate from then on.
         """
         work = self.workload
         assert work is not None
+        work.gate_value += 1
+        address, value = work.gate_address, work.gate_value
         try:
-            with gpu.at_gate(work.gate_address, work.gate_value):
-                gate = self.gate = gpu.gate(work.gate_address, work.gate_value, copies)
-                undisturbed = work.arena.deliver() and gpu.quiet() and gpu.gates
+            with gpu.at_gate(address, value):
+                prepared = self.ask(protocol.prepare_message(count, 0, value)).report
+                if prepared.code != protocol.FINE or not prepared.method:
+                    gpu.open_gate(address, value)
+                    work.gated = False
+                    return None
+                gate = self.gate = gpu.gate(address, value, copies())
+                undisturbed = work.arena.deliver() and gpu.quiet()
             gate.open()
-            gate.passed_within(PATIENCE_S)
+            if not gate.passed_within(PATIENCE_S):
+                gpu.open_gate(address, value)
             self.spent += (time.perf_counter_ns() - gate.began_ns) / 1e9
-            report = self.ask(content).report
-            if report.code == protocol.FINE and not gate.passed_within(PATIENCE_S):
-                return None
+            report = self.ask(protocol.run_message(count, 0)).report
+            if report.code == protocol.FINE:
+                work.gated = gate.passed_within(PATIENCE_S) and gate.elapsed_ns < PATIENCE_S * 1e9
+        except Exception:
+            self.end(keep=True)  # it may wait there still
+            raise
         finally:
             self._close_gate()
-        return Done(report, gate.elapsed_ns) if undisturbed else None
+        if report.code == protocol.FINE and not (undisturbed and gpu.gates and work.gated):
+            return None
+        return Done(report, gate.elapsed_ns)
 
     def _close_gate(self) -> None:
         gate, self.gate = self.gate, None
@@ -262,9 +268,7 @@ class Candidate(Process):
         written = gpu.staging(max(map(len, rooms), default=0))
         copies = [(room, written[: len(room)]) for room in rooms]
         for _ in range(MOST_DISTURBED):
-            if not (self._prepare(0, 0).method and self.graphs):
-                break
-            if through := self._through_gate(gpu, content, copies):
+            if self.gated and (through := self._through_gate(gpu, 0, lambda: copies)):
                 return through.elapsed_ns
 
         def keep() -> None:

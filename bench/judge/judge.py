@@ -144,7 +144,9 @@ class Judge:
 
     def _uncaptured(self, definition: Definition) -> Iterator[str]:
         """What is launched, and why."""
-        ours = self.running.uncaptured if self.running else None
+        gpu, ours = self.limits.gpu_memory, self.running.uncaptured if self.running else None
+        if gpu and not gpu.gates:
+            yield f"graphs were launched while the clock ran: on {gpu.device} they cannot wait for it"
         for what, why in (("it", ours), ("its reference", self.uncaptured.get(definition.name))):
             if why is not None:
                 first, _, _ = why.partition("\n")

@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 
@@ -48,12 +47,6 @@ def refused_memory(call, x):
 
 
 unmapped, forbidden, unshared = (partial(refused_memory, call) for call in (2, 3, 4))
-
-
-def slow_to_capture(x, y):
-    if played.captured:
-        time.sleep(0.3)
-    double(x, y)
 
 
 def double_once(x, y):

@@ -40,8 +40,7 @@ class PlayedGate(Gate):
         self.value, self.copies = value, copies
         self.front, self.behind = (ctypes.c_uint32.from_address(at) for at in (address, address + GATE))
 
-    def open(self) -> None:
-        self.began_ns = time.perf_counter_ns()
+    def let_through(self) -> None:
         self.front.value = self.value
 
     def passed_within(self, seconds: float) -> bool:
@@ -52,7 +51,7 @@ class PlayedGate(Gate):
         return bool(self.ended_ns)
 
     def close(self) -> None:
-        self.front.value = self.value
+        self.let_through()
 
 
 class PlayedMemory(GpuMemory):
@@ -81,11 +80,14 @@ class PlayedMemory(GpuMemory):
         return self.others
 
     def gate(self, address: int, value: int, copies: Sequence[Copy]) -> PlayedGate:
-        return PlayedGate(address, value, copies)
+        self._gate = PlayedGate(address, value, copies)
+        return self._gate
 
-    def _give_up_gates(self, address: int, value: int) -> None:
-        self.gates = False
+    def open_gate(self, address: int, value: int) -> None:
         ctypes.c_uint32.from_address(address).value = value
+
+    def _streams(self) -> tuple[None, None]:
+        return None, None
 
     def tensor_at(self, base: int, size: int) -> torch.Tensor:
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(base), dtype=torch.uint8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from bench_datasets import definition, of, workload
 from forked_candidates import Forked
 from played_memory import PlayedMemory, build_library, build_tensors
 
-from kcap.bench.judge.candidate import NoGraph
+from kcap.bench.judge.candidate import NoGraph, fresh_seed
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.device import Gpu
 from kcap.bench.judge.driver.gpu_memory import GpuMemory
@@ -301,21 +302,34 @@ def test_what_does_not_get_on_at_a_gate_is_timed_without(forked, start, drawn, m
     memory = forked.limits.gpu_memory
     monkeypatch.setattr("kcap.bench.judge.driver.gpu_memory.STUCK_S", 0.1)
     monkeypatch.setattr(memory, "gates", True)  # is set back to it
-    one = start("slow_to_capture")
+    one = start("double")
     one.open(drawn, sets=4)
-    assert one.run(range(1)).report.code == protocol.FINE
+    deliver = one.workload.arena.deliver
+    monkeypatch.setattr(one.workload.arena, "deliver", lambda: time.sleep(0.3) or deliver())
     done = one.run(range(4), 5, chosen=4)
     assert not memory.gates and done.report.code == protocol.FINE
     assert all(torch.equal(outputs[0], right(one, 5, number)) for number, outputs in done.outputs.items())
 
 
-def test_who_says_that_all_has_come_through_and_it_has_not_is_not_believed(gpu, start, drawn, monkeypatch):
+@pytest.mark.parametrize("graphs", [True, False])
+def test_the_way_is_that_of_a_run_of_no_invocations(start, drawn, graphs):
+    one = start("double", graphs)
+    one.open(drawn, sets=4)
+    for _ in range(2):
+        assert 0 < one.nothing(chosen=3) < 100_000_000
+        assert one.run(range(4)).report.code == protocol.FINE
+
+
+def test_what_has_not_come_through_when_it_says_so_is_run_again_without_a_gate(gpu, start, drawn, monkeypatch):
     monkeypatch.setattr("played_memory.PlayedGate.passed_within", lambda gate, seconds: False)
     one = start("double")
     one.open(drawn, sets=2)
-    one.run(range(1))
-    with pytest.raises(Stirred, match="the GPU goes on working"):
-        one.run(range(2))
+    first = fresh_seed()
+    seeds = iter([first, 7])
+    monkeypatch.setattr("kcap.bench.judge.candidate.fresh_seed", lambda: next(seeds))
+    done = one.run(range(2), chosen=2)
+    assert not one.gated and done.seed == 7
+    assert torch.equal(done.outputs[1][0], right(one, 7, 1))
 
 
 def test_who_ends_at_the_gate_leaves_nobody_waiting_there(forked, start, drawn, monkeypatch):
@@ -331,13 +345,13 @@ def test_who_ends_at_the_gate_leaves_nobody_waiting_there(forked, start, drawn, 
     assert two.run(range(2)).report.code == protocol.FINE
 
 
-def test_what_needs_its_process_at_the_gate_is_no_graph(gpu, start, drawn, monkeypatch):
+def test_what_needs_its_process_at_a_gate_is_timed_without(start, drawn, monkeypatch):
     monkeypatch.setattr("kcap.bench.judge.candidate.PATIENCE_S", 1e-6)
     one = start("double")
     one.open(drawn, sets=2)
-    one.run(range(1))
-    with pytest.raises(NoGraph, match="or needs its process"):
-        one.run(range(2))
+    done = one.run(range(2), chosen=2)
+    assert not one.gated and protocol.METHODS[done.report.method] == "graph"
+    assert torch.equal(done.outputs[1][0], right(one, done.seed, 1))
 
 
 @pytest.mark.parametrize(("busy", "others"), [(10 * [True], False), (100 * [True, False, False], True)])

@@ -15,12 +15,13 @@ import torch
 from kcap.bench.judge.driver import protocol
 from kcap.errors import KcapError
 
+CLOSING_S = 10.0
 Copy: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # to where, from where
 
 
 class Gate:
     """What a candidate has launched waits at it on the GPU. From when it is opened until all has come through, and what
-    it left has been copied, the judge asks nothing of CUDA, and nothing of a candidate runs but on the GPU.
+    it left has been copied, the judge asks CUDA for nothing more, and nothing of a candidate runs but on the GPU.
     """
 
     def __init__(self, cuda: ctypes.CDLL, stream: torch.cuda.Stream, address: int, value: int) -> None:
@@ -68,12 +69,15 @@ class Gate:
         return self.ended_ns and self.ended_ns - self.began_ns
 
     def close(self) -> None:
-        """Wait for nobody any more."""
+        """Wait for nobody any more; KcapError where something still does."""
         if not self.ended_ns:
             self.let_through()
             another = torch.cuda.current_stream(self._stream.device)
             self._ask("cuStreamWriteValue32_v2", another, self._address + protocol.GATE, self._value)
-            self._stream.synchronize()
+            until = time.perf_counter() + CLOSING_S
+            while not self._stream.query():
+                if time.perf_counter() > until:
+                    raise KcapError(f"{self._stream.device}: what waits at a gate does not come through")
 
     def _ask(self, name: str, stream: torch.cuda.Stream, address: int, value: int) -> None:
         where, what = ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint32(value)

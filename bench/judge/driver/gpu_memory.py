@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 
@@ -88,6 +87,7 @@ class GpuMemory:
         self.share(1).close()
         self.gates = hasattr(self._cuda, "cuStreamWaitValue32_v2")  # until one does not work
         self._gate: Gate | None = None
+        self._gate_stream, self._spare_stream = self._streams()
 
     def share(self, size: int) -> MappedMemory:
         """New memory of at least `size` bytes; KcapError where there is none."""
@@ -128,14 +128,21 @@ class GpuMemory:
 
     def gate(self, address: int, value: int, copies: Sequence[Copy]) -> Gate:
         """`address`: of its words; `value`: what opens it. `copies`: to be made once all has come through."""
+        assert self._gate_stream is not None
         self._gate = Gate(self._cuda, self._gate_stream, address, value)
         self._gate.queue(copies)
         return self._gate
 
+    def _streams(self) -> tuple[torch.cuda.Stream | None, torch.cuda.Stream | None]:
+        """What waits at a gate has one that is alone of its priority, and so shares no queue; and a spare one. They are
+        made while nothing waits.
+        """
+        return torch.cuda.Stream(self.device, priority=-1), torch.cuda.Stream(self.device)
+
     @contextmanager
     def at_gate(self, address: int, value: int) -> Iterator[None]:
-        """For what is done while a candidate's work waits at a gate, or is launched there: where that does not get on,
-        because a driver lets one wait for the other, it is opened, and there are no gates any more.
+        """For all that is done from when a candidate's work is launched at a gate until that is opened. Where it does
+        not get on, because a driver lets one wait for the other, the gate is opened, and there are none any more.
         """
         timer = threading.Timer(STUCK_S, self._give_up_gates, (address, value))
         timer.daemon = True
@@ -144,21 +151,20 @@ class GpuMemory:
             yield
         finally:
             timer.cancel()
+            timer.join(STUCK_S)
 
     def _give_up_gates(self, address: int, value: int) -> None:
         self.gates = False
         if self._gate is not None:
             self._gate.let_through()
-        torch.cuda.set_device(self.device)
-        stream = torch.cuda.Stream(self.device)
-        self._call(
-            "cuStreamWriteValue32_v2", ctypes.c_void_p(stream.cuda_stream), _size(address), ctypes.c_uint32(value), 0
-        )
+        self.open_gate(address, value)
 
-    @cached_property
-    def _gate_stream(self) -> torch.cuda.Stream:
-        """Alone of its priority, so that it shares no queue of the driver's with another."""
-        return torch.cuda.Stream(self.device, priority=-1)
+    def open_gate(self, address: int, value: int) -> None:
+        """Without a clock."""
+        assert self._spare_stream is not None
+        torch.cuda.set_device(self.device)
+        stream = ctypes.c_void_p(self._spare_stream.cuda_stream)
+        self._call("cuStreamWriteValue32_v2", stream, _size(address), ctypes.c_uint32(value), ctypes.c_uint(0))
 
     def staging(self, size: int) -> torch.Tensor:
         """`size` bytes that nobody else sees: the same for all, one after another."""

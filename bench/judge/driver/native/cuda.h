@@ -114,7 +114,7 @@ class Cuda : public Place {
     bool gated = run.gate && (captures(run) || (!run.count && workload_.graphs));
     launched_before_ = false;
     if (captures(run)) {
-      if (captured_ != run.count) capture(run, callable), replay();  // which uploads it: no launch behind a gate may wait
+      if (captured_ != run.count) capture(run, callable);
       for (auto& row : of_graph_)
         for (auto& tensor : row)
           if (tensor.nbytes()) cuda_.fill(tensor.mutable_data_ptr(), 0xFF, tensor.nbytes(), torch_.stream);
@@ -236,6 +236,8 @@ class Cuda : public Place {
       of_graph_.clear();
       throw Wrong(NO_GRAPH, error.what());
     }
+    torch_.use(torch_.own), replay();  // a first replay uploads it, which behind a gate might wait
+    cuda_.check(cuda_.wait(), "a first replay");
     captured_ = run.count;
   }
 
