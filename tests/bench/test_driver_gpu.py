@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_every_invocation_has_inputs_of_its_own_and_its_outputs_come_back(start,
         done = one.run(range(8), seed, chosen=8)
         assert done.report.code == protocol.FINE, done.report.text
         assert one.changed(range(8)).code == protocol.FINE
-        assert protocol.METHODS[done.report.method] == method
+        assert protocol.METHODS[done.report.method] == method and one.gated == (method == "graph")
         assert done.elapsed_ns > 8 * 200_000
         assert {*done.outputs} == {*range(8)}
         for number, outputs in done.outputs.items():
@@ -330,6 +331,21 @@ def test_what_has_not_come_through_when_it_says_so_is_run_again_without_a_gate(g
     done = one.run(range(2), chosen=2)
     assert not one.gated and done.seed == 7
     assert torch.equal(done.outputs[1][0], right(one, 7, 1))
+
+
+def test_a_launch_that_fails_at_a_gate_is_made_without(start, drawn, monkeypatch):
+    one = start("double")
+    one.open(drawn, sets=2)
+    ask = one.ask
+
+    def failing(content, *more, **others):
+        done = ask(content, *more, **others)
+        at_gate = content == protocol.prepare_message(2, 0, one.workload.gate_value or 1)
+        return replace(done, report=protocol.Report(protocol.DRIVER)) if at_gate else done
+
+    monkeypatch.setattr(one, "ask", failing)
+    done = one.run(range(2), 3, chosen=2)
+    assert not one.gated and torch.equal(done.outputs[1][0], right(one, 3, 1))
 
 
 def test_who_ends_at_the_gate_leaves_nobody_waiting_there(forked, start, drawn, monkeypatch):
