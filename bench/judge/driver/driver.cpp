@@ -1,6 +1,6 @@
 // The part of a candidate's process that the judge asks: it calls the Solution, and keeps what that returns. It has no
-// clock, and nothing that it reports is evidence: the judge's own clock runs from when this process may run until all of its
-// sandbox stands still, and what it finds in memory then is compared.
+// clock, and nothing that it reports is evidence: the judge's own clock runs from when this process may run, or what it has
+// launched, until all of that stands still, and what it finds in memory then is compared.
 #include "native/cuda.h"
 #include "native/host.h"
 

@@ -1,6 +1,6 @@
 """Messages to a candidate's driver, what it reports of one, and where its outputs are.
 
-The Python side of native/message.h and native/workload.h.
+The Python side of native/message.h and native/workload.h; GATE's is in native/cuda.h.
 """
 
 from __future__ import annotations
