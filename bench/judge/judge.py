@@ -143,10 +143,13 @@ class Judge:
         return {**verdict, "notes": [*notes, *caveats, *self._uncaptured(definition)]}
 
     def _uncaptured(self, definition: Definition) -> Iterator[str]:
-        """What is launched, and why."""
+        """What is launched while the clock runs, and why."""
         gpu, ours = self.limits.gpu_memory, self.running.uncaptured if self.running else None
+        work = self.running.candidate.workload if self.running and self.running.candidate else None
         if gpu and not gpu.gates:
-            yield f"graphs were launched while the clock ran: on {gpu.device} they cannot wait for it"
+            yield f"graphs are launched while the clock runs: on {gpu.device} they cannot wait for it"
+        elif gpu and work and not work.gated:
+            yield "its graph is launched while the clock runs: it takes over half a second, or needs its process"
         for what, why in (("it", ours), ("its reference", self.uncaptured.get(definition.name))):
             if why is not None:
                 first, _, _ = why.partition("\n")

@@ -92,6 +92,16 @@ def test_honest_solution_passes_whatever_of_it_cuda_refuses(judge, source, metho
     assert found.time.median_us > 80 and found.reference.median_us > 160
 
 
+@pytest.mark.parametrize(("gates", "why"), [(True, "or needs its process"), (False, "they cannot wait for it")])
+def test_what_is_launched_while_the_clock_runs_is_told(judge, monkeypatch, gates, why):
+    assert not outcome(judge, RETURNS.format("")).notes
+    monkeypatch.setattr("kcap.bench.judge.candidate.PATIENCE_S", 1e-6)
+    monkeypatch.setattr(judge.limits.gpu_memory, "gates", gates)
+    found = outcome(judge, RETURNS.format(", 0.0001"))
+    assert (found.status, found.time.method) == ("PASSED", "graph"), f"{found.reason} {found.log}"
+    assert sum(why in note for note in found.notes) == 1
+
+
 def test_what_may_be_written_in_place_is(judge):
     """As a cache is; of a Definition that does not say so it is refused."""
     source = "import played\n\ndef run(x):\n    played.double(x, x)\n    return x\n"
