@@ -132,7 +132,13 @@ def verdict(entry: Entry, honest: bool, outcomes: list[Outcome]) -> Check:
     else:
         said = re.search(entry.header["reason"], f"{found.reason}\n{found.log}")
         fine = found.status in entry.expect and said is not None
+    told = "; ".join([told, *launched(found)])
     return Check(f"{'honest' if honest else 'cheat'} {entry.name}", f"{told} ({found.seconds:.1f} s)", fine)
+
+
+def launched(found: Outcome) -> list[str]:
+    """What was launched while the clock ran."""
+    return [note for note in found.notes if "while the clock runs" in note]
 
 
 def catalogue(one: Bench, chosen: list[Entry], honest: bool, until: float, file: BinaryIO) -> Iterator[Check]:
@@ -218,7 +224,7 @@ def compared(found: Outcome) -> str:
     parts = [f"{found.time.median_us:.2f} µs of {found.time.method}, {found.time.cache}"]
     parts.append(f"reference {found.reference.median_us:.2f} µs")
     parts.append("no floor" if found.floor_us is None else f"floor {found.floor_us:.2f} µs")
-    return "; ".join([*parts, f"the way {found.time.way_us or 0.0:.2f} µs"])
+    return "; ".join([*parts, f"the way {found.time.way_us or 0.0:.2f} µs", *launched(found)])
 
 
 def machine(one: Bench) -> dict[str, Any]:
