@@ -124,17 +124,19 @@ class Candidate(Process):
     def run(self, numbers: Sequence[int], seed: int | None = None, upcast: int = 0, chosen: int = 0) -> Ran:
         """The invocations `numbers` of `seed`, or of a fresh one; NoGraph if they cannot be captured.
 
-        Their inputs are there, and it is let run, only when the clock runs. `upcast`: floating ones are in float64.
+        Their inputs are there, and it is let run, only when the clock runs, or it stands still then and what it has
+        launched is let through a gate. `upcast`: floating ones are in float64.
         `chosen`: how many invocations' outputs are wanted. A run beside which anything else ran on the GPU is none, and
         comes to nothing but another: Stirred, where only this process can be why; KcapError, where others use the GPU.
         """
         gpu = self.limits.gpu_memory
-        for _ in range(MOST_DISTURBED):
+        for before in range(MOST_DISTURBED):
             ran = self._run(numbers, fresh_seed() if seed is None else seed, upcast, chosen)
             if ran is not None:
                 return ran
             if self.workload is not None:
                 self.workload.arena.forget()
+                self.workload.gated &= not before  # it may be the gate that disturbs
             if gpu and not gpu.soon_quiet():
                 break
         self.end(keep=True)
@@ -195,10 +197,7 @@ class Candidate(Process):
         work.arena.draw(seed, numbers)
         rooms = {place: self._rooms() for place in RANDOM.sample(range(count), min(chosen, count))}
 
-        def copies() -> list[Copy]:
-            return [copy for place, room in rooms.items() for copy in self._copies(place, room)]
-
-        done = self._through_gate(gpu, count, copies)
+        done = self._through_gate(gpu, count, lambda: [copy for each in rooms.items() for copy in self._copies(*each)])
         work.called = True
         if done is None or (done.report.code == protocol.FINE and not gpu.quiet()):
             return None
@@ -208,18 +207,19 @@ class Candidate(Process):
         """A graph of `count` invocations, which waits at the gate, and `copies` of what it leaves, by a clock that runs
         from when that is opened; None where anything else ran on the GPU before, or all had not come through in time.
 
-        Its process stands still meanwhile. What needs that, or longer than PATIENCE_S, has no gate from then on.
+        Its process stands still meanwhile. A graph that needs its process, or longer than PATIENCE_S, has no gate from
+        then on.
         """
         work = self.workload
         assert work is not None
         work.gate_value += 1
-        address, value = work.gate_address, work.gate_value
+        address, value, spent = work.gate_address, work.gate_value, self.spent
         try:
-            with gpu.at_gate(address, value):
+            with gpu.at_gate(address, value, (self.limits.timeout - spent) / 2):
                 prepared = self.ask(protocol.prepare_message(count, 0, value)).report
-                if prepared.code != protocol.FINE or not prepared.method:
+                if prepared.code != protocol.FINE or not prepared.method or not gpu.gates:
                     gpu.open_gate(address, value)
-                    work.gated = False
+                    work.gated, self.spent = False, spent
                     return None
                 gate = self.gate = gpu.gate(address, value, copies())
                 undisturbed = work.arena.deliver() and gpu.quiet()
@@ -230,6 +230,8 @@ class Candidate(Process):
             report = self.ask(protocol.run_message(count, 0)).report
             if report.code == protocol.FINE:
                 work.gated = gate.passed_within(PATIENCE_S) and gate.elapsed_ns < PATIENCE_S * 1e9
+            if report.code != protocol.FINE and not gpu.gates:
+                raise KcapError(f"what waits at a gate on {gpu.device} does not get on")
         except Exception:
             self.end(keep=True)  # it may wait there still
             raise
@@ -373,11 +375,13 @@ class Candidate(Process):
             memory.close()
 
     def _close(self) -> None:
-        self._close_gate()  # before the memory goes that it copies from
         file, self.memory_file = self.memory_file, None
         if file is not None:
             os.close(file)
-        super()._close()
+        try:
+            self._close_gate()  # before the memory goes that it copies from
+        finally:
+            super()._close()
         self._close_memory()
         self.pieces.close()
 

@@ -147,9 +147,9 @@ class Judge:
         gpu, ours = self.limits.gpu_memory, self.running.uncaptured if self.running else None
         work = self.running.candidate.workload if self.running and self.running.candidate else None
         if gpu and not gpu.gates:
-            yield f"graphs are launched while the clock runs: on {gpu.device} they cannot wait for it"
+            yield f"graphs are launched while the clock runs: on {gpu.device} one could not wait for it"
         elif gpu and work and not work.gated:
-            yield "its graph is launched while the clock runs: it takes over half a second, or needs its process"
+            yield "its graph is launched while the clock runs: it could not wait, takes long, or needs its process"
         for what, why in (("it", ours), ("its reference", self.uncaptured.get(definition.name))):
             if why is not None:
                 first, _, _ = why.partition("\n")

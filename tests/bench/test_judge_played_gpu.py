@@ -92,7 +92,7 @@ def test_honest_solution_passes_whatever_of_it_cuda_refuses(judge, source, metho
     assert found.time.median_us > 80 and found.reference.median_us > 160
 
 
-@pytest.mark.parametrize(("gates", "why"), [(True, "or needs its process"), (False, "they cannot wait for it")])
+@pytest.mark.parametrize(("gates", "why"), [(True, "or needs its process"), (False, "one could not wait for it")])
 def test_what_is_launched_while_the_clock_runs_is_told(judge, monkeypatch, gates, why):
     assert not outcome(judge, RETURNS.format("")).notes
     monkeypatch.setattr("kcap.bench.judge.candidate.PATIENCE_S", 1e-6)

@@ -21,7 +21,7 @@ Copy: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # to where, from where
 
 class Gate:
     """What a candidate has launched waits at it on the GPU. From when it is opened until all has come through, and what
-    it left has been copied, the judge asks CUDA for nothing more, and nothing of a candidate runs but on the GPU.
+    it left has been copied, the judge only looks whether it has, and nothing of a candidate runs but on the GPU.
     """
 
     def __init__(self, cuda: ctypes.CDLL, stream: torch.cuda.Stream, address: int, value: int) -> None:
@@ -69,7 +69,7 @@ class Gate:
         return self.ended_ns and self.ended_ns - self.began_ns
 
     def close(self) -> None:
-        """Wait for nobody any more; KcapError where something still does."""
+        """Let everything through, and wait until it is; KcapError where it does not get on."""
         if not self.ended_ns:
             self.let_through()
             another = torch.cuda.current_stream(self._stream.device)

@@ -85,9 +85,8 @@ class GpuMemory:
         if self._quickest > MOST_S:
             raise KcapError(f"others use {device}: nothing can be judged beside them")
         self.share(1).close()
-        self.gates = hasattr(self._cuda, "cuStreamWaitValue32_v2")  # until one does not work
         self._gate: Gate | None = None
-        self._gate_stream, self._spare_stream = self._streams()
+        self.gates = self._open_gates()  # until one does not work
 
     def share(self, size: int) -> MappedMemory:
         """New memory of at least `size` bytes; KcapError where there is none."""
@@ -128,23 +127,32 @@ class GpuMemory:
 
     def gate(self, address: int, value: int, copies: Sequence[Copy]) -> Gate:
         """`address`: of its words; `value`: what opens it. `copies`: to be made once all has come through."""
-        assert self._gate_stream is not None
         self._gate = Gate(self._cuda, self._gate_stream, address, value)
         self._gate.queue(copies)
         return self._gate
 
-    def _streams(self) -> tuple[torch.cuda.Stream | None, torch.cuda.Stream | None]:
-        """What waits at a gate has one that is alone of its priority, and so shares no queue; and a spare one. They are
-        made while nothing waits.
-        """
-        return torch.cuda.Stream(self.device, priority=-1), torch.cuda.Stream(self.device)
+    def _open_gates(self) -> bool:
+        """Make what gates take, while nothing waits for one; False where this driver has none."""
+        self._context, words = ctypes.c_void_p(), torch.zeros(1, dtype=torch.int32, device=self.device)
+        self._gate_stream = torch.cuda.Stream(self.device, priority=-1)  # alone of its priority, it shares no queue
+        self._spare_stream = torch.cuda.Stream(self.device)
+        try:
+            self._call("cuCtxGetCurrent", ctypes.byref(self._context))
+            self.open_gate(words.data_ptr(), 1)
+            spare = ctypes.c_void_p(self._spare_stream.cuda_stream)
+            self._call("cuStreamWaitValue32_v2", spare, _size(words.data_ptr()), ctypes.c_uint32(1), ctypes.c_uint(0))
+        except (KcapError, AttributeError):
+            return False
+        self._spare_stream.synchronize()
+        return True
 
     @contextmanager
-    def at_gate(self, address: int, value: int) -> Iterator[None]:
+    def at_gate(self, address: int, value: int, seconds: float = STUCK_S) -> Iterator[None]:
         """For all that is done from when a candidate's work is launched at a gate until that is opened. Where it does
-        not get on, because a driver lets one wait for the other, the gate is opened, and there are none any more.
+        not get on for so many `seconds`, STUCK_S at most, because a driver lets one wait for the other, the gate is
+        opened, and there are none any more.
         """
-        timer = threading.Timer(STUCK_S, self._give_up_gates, (address, value))
+        timer = threading.Timer(min(seconds, STUCK_S), self._give_up_gates, (address, value))
         timer.daemon = True
         timer.start()
         try:
@@ -160,11 +168,10 @@ class GpuMemory:
         self.open_gate(address, value)
 
     def open_gate(self, address: int, value: int) -> None:
-        """Without a clock."""
-        assert self._spare_stream is not None
-        torch.cuda.set_device(self.device)
-        stream = ctypes.c_void_p(self._spare_stream.cuda_stream)
-        self._call("cuStreamWriteValue32_v2", stream, _size(address), ctypes.c_uint32(value), ctypes.c_uint(0))
+        """Let through what waits there, in no time that counts; from any thread."""
+        self._call("cuCtxSetCurrent", self._context)
+        spare = ctypes.c_void_p(self._spare_stream.cuda_stream)
+        self._call("cuStreamWriteValue32_v2", spare, _size(address), ctypes.c_uint32(value), ctypes.c_uint(0))
 
     def staging(self, size: int) -> torch.Tensor:
         """`size` bytes that nobody else sees: the same for all, one after another."""
