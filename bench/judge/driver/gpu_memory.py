@@ -32,7 +32,7 @@ MOST_INTERRUPTED = 20  # probes
 MOST_S = 1e-3  # of the quickest of all
 MOST_PIECES = 4096
 GONE_S = 2.0  # until what a process ran is gone with it
-STUCK_S = 10.0  # that nothing takes beside what waits at a gate
+LEAST_STUCK_S, STUCK_S = 2.0, 10.0  # that nothing takes beside what waits at a gate
 WATCHED_S, MOST_BUSY_S = 1.0, 0.1  # of so long, an idle GPU looks busy for so long at most
 
 
@@ -136,6 +136,7 @@ class GpuMemory:
         self._context, words = ctypes.c_void_p(), torch.zeros(1, dtype=torch.int32, device=self.device)
         self._gate_stream = torch.cuda.Stream(self.device, priority=-1)  # alone of its priority, it shares no queue
         self._spare_stream = torch.cuda.Stream(self.device)
+        self.wait()
         try:
             self._call("cuCtxGetCurrent", ctypes.byref(self._context))
             self.open_gate(words.data_ptr(), 1)
@@ -149,10 +150,11 @@ class GpuMemory:
     @contextmanager
     def at_gate(self, address: int, value: int, seconds: float = STUCK_S) -> Iterator[None]:
         """For all that is done from when a candidate's work is launched at a gate until that is opened. Where it does
-        not get on for so many `seconds`, STUCK_S at most, because a driver lets one wait for the other, the gate is
-        opened, and there are none any more.
+        not get on for `seconds`, at least LEAST_STUCK_S and at most STUCK_S, because a driver lets one wait for the
+        other, the gate is opened, and there are none any more.
         """
-        timer = threading.Timer(min(seconds, STUCK_S), self._give_up_gates, (address, value))
+        longest = min(max(seconds, LEAST_STUCK_S), STUCK_S)
+        timer = threading.Timer(longest, self._give_up_gates, (address, value))
         timer.daemon = True
         timer.start()
         try:
