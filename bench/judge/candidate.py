@@ -130,13 +130,14 @@ class Candidate(Process):
         comes to nothing but another: Stirred, where only this process can be why; KcapError, where others use the GPU.
         """
         gpu = self.limits.gpu_memory
-        for before in range(MOST_DISTURBED):
+        for attempt in range(MOST_DISTURBED):
             ran = self._run(numbers, fresh_seed() if seed is None else seed, upcast, chosen)
             if ran is not None:
                 return ran
             if self.workload is not None:
                 self.workload.arena.forget()
-                self.workload.gated &= not before  # it may be the gate that disturbs
+                if attempt:
+                    self.workload.gated = False  # it may be the gate that disturbs
             if gpu and not gpu.soon_quiet():
                 break
         self.end(keep=True)

@@ -15,8 +15,27 @@ import torch
 from kcap.bench.judge.driver import protocol
 from kcap.errors import KcapError
 
-CLOSING_S = 10.0
+STUCK_S = 10.0  # that nothing takes beside what waits at a gate
 Copy: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # to where, from where
+
+
+class StreamWords:
+    """Words of memory for which streams wait, and to which they write; KcapError where the driver refuses that."""
+
+    def __init__(self, cuda: ctypes.CDLL) -> None:
+        self._cuda = cuda
+
+    def wait(self, stream: torch.cuda.Stream, address: int, value: int) -> None:
+        """Until the word is no less than `value`."""
+        self._ask("cuStreamWaitValue32_v2", stream, address, value)
+
+    def write(self, stream: torch.cuda.Stream, address: int, value: int) -> None:
+        self._ask("cuStreamWriteValue32_v2", stream, address, value)
+
+    def _ask(self, name: str, stream: torch.cuda.Stream, address: int, value: int) -> None:
+        where, what = ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint32(value)
+        if failed := getattr(self._cuda, name)(where, ctypes.c_uint64(address), what, ctypes.c_uint(0)):
+            raise KcapError(f"{stream.device}: no gate: {name}: CUDA error {failed}")
 
 
 class Gate:
@@ -24,8 +43,8 @@ class Gate:
     it left has been copied, the judge only looks whether it has, and nothing of a candidate runs but on the GPU.
     """
 
-    def __init__(self, cuda: ctypes.CDLL, stream: torch.cuda.Stream, address: int, value: int) -> None:
-        self._cuda, self._stream, self._address, self._value = cuda, stream, address, value
+    def __init__(self, words: StreamWords, stream: torch.cuda.Stream, address: int, value: int) -> None:
+        self._words, self._stream, self._address, self._value = words, stream, address, value
         self.began_ns = self.ended_ns = 0
         self._word = torch.zeros(1, dtype=torch.int32).pin_memory()
         self._opened = self._word.numpy()
@@ -36,9 +55,9 @@ class Gate:
         stream, behind = self._stream, self._address + protocol.GATE
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         try:
-            self._ask("cuStreamWaitValue32_v2", stream, self._word.data_ptr(), 1)
-            self._ask("cuStreamWriteValue32_v2", stream, self._address, self._value)
-            self._ask("cuStreamWaitValue32_v2", stream, behind, self._value)
+            self._words.wait(stream, self._word.data_ptr(), 1)
+            self._words.write(stream, self._address, self._value)
+            self._words.wait(stream, behind, self._value)
             with torch.cuda.stream(stream):
                 for to, source in copies:
                     to.copy_(source)
@@ -73,13 +92,8 @@ class Gate:
         if not self.ended_ns:
             self.let_through()
             another = torch.cuda.current_stream(self._stream.device)
-            self._ask("cuStreamWriteValue32_v2", another, self._address + protocol.GATE, self._value)
-            until = time.perf_counter() + CLOSING_S
+            self._words.write(another, self._address + protocol.GATE, self._value)
+            until = time.perf_counter() + STUCK_S
             while not self._stream.query():
                 if time.perf_counter() > until:
                     raise KcapError(f"{self._stream.device}: what waits at a gate does not come through")
-
-    def _ask(self, name: str, stream: torch.cuda.Stream, address: int, value: int) -> None:
-        where, what = ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint32(value)
-        if failed := getattr(self._cuda, name)(where, ctypes.c_uint64(address), what, ctypes.c_uint(0)):
-            raise KcapError(f"{stream.device}: no gate: {name}: CUDA error {failed}")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kcap.bench.judge.driver import protocol
-from kcap.bench.judge.driver.gate import Copy, Gate
+from kcap.bench.judge.driver.gate import STUCK_S, Copy, Gate, StreamWords
 from kcap.errors import KcapError
 
 DRIVER = "libcuda.so.1"
@@ -32,7 +32,7 @@ MOST_INTERRUPTED = 20  # probes
 MOST_S = 1e-3  # of the quickest of all
 MOST_PIECES = 4096
 GONE_S = 2.0  # until what a process ran is gone with it
-LEAST_STUCK_S, STUCK_S = 2.0, 10.0  # that nothing takes beside what waits at a gate
+LEAST_STUCK_S = 2.0  # of STUCK_S, where a candidate has less time left
 WATCHED_S, MOST_BUSY_S = 1.0, 0.1  # of so long, an idle GPU looks busy for so long at most
 
 
@@ -127,28 +127,28 @@ class GpuMemory:
 
     def gate(self, address: int, value: int, copies: Sequence[Copy]) -> Gate:
         """`address`: of its words; `value`: what opens it. `copies`: to be made once all has come through."""
-        self._gate = Gate(self._cuda, self._gate_stream, address, value)
+        self._gate = Gate(self._words, self._gate_stream, address, value)
         self._gate.queue(copies)
         return self._gate
 
     def _open_gates(self) -> bool:
         """Make what gates take, while nothing waits for one; False where this driver has none."""
-        self._context, words = ctypes.c_void_p(), torch.zeros(1, dtype=torch.int32, device=self.device)
+        self._context, self._words = ctypes.c_void_p(), StreamWords(self._cuda)
+        word = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._gate_stream = torch.cuda.Stream(self.device, priority=-1)  # alone of its priority, it shares no queue
         self._spare_stream = torch.cuda.Stream(self.device)
         self.wait()
         try:
             self._call("cuCtxGetCurrent", ctypes.byref(self._context))
-            self.open_gate(words.data_ptr(), 1)
-            spare = ctypes.c_void_p(self._spare_stream.cuda_stream)
-            self._call("cuStreamWaitValue32_v2", spare, _size(words.data_ptr()), ctypes.c_uint32(1), ctypes.c_uint(0))
+            self.open_gate(word.data_ptr(), 1)
+            self._words.wait(self._spare_stream, word.data_ptr(), 1)
         except (KcapError, AttributeError):
             return False
         self._spare_stream.synchronize()
         return True
 
     @contextmanager
-    def at_gate(self, address: int, value: int, seconds: float = STUCK_S) -> Iterator[None]:
+    def at_gate(self, address: int, value: int, seconds: float) -> Iterator[None]:
         """For all that is done from when a candidate's work is launched at a gate until that is opened. Where it does
         not get on for `seconds`, at least LEAST_STUCK_S and at most STUCK_S, because a driver lets one wait for the
         other, the gate is opened, and there are none any more.
@@ -172,8 +172,7 @@ class GpuMemory:
     def open_gate(self, address: int, value: int) -> None:
         """Let through what waits there, in no time that counts; from any thread."""
         self._call("cuCtxSetCurrent", self._context)
-        spare = ctypes.c_void_p(self._spare_stream.cuda_stream)
-        self._call("cuStreamWriteValue32_v2", spare, _size(address), ctypes.c_uint32(value), ctypes.c_uint(0))
+        self._words.write(self._spare_stream, address, value)
 
     def staging(self, size: int) -> torch.Tensor:
         """`size` bytes that nobody else sees: the same for all, one after another."""
