@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kcap.schemas.results.outcome import Outcome
+from kcap.schemas.results.outcome import Clocked, Outcome
 
 SCRIPTS = Path(__file__).parents[1] / "scripts" / "gpu"
 
@@ -89,4 +89,5 @@ def test_what_kcap_says_nothing_of_fails(judge: Any, monkeypatch: pytest.MonkeyP
     [([20.3], 20.0, True), ([20.5], 20.0, False), ([19.5], 20.0, False), ([8.0], 7.0, True), ([], 20.0, False)],
 )
 def test_long_kernels_take_as_long_by_both_clocks(judge: Any, judged: list[float], replayed: float, fine: bool) -> None:
-    assert judge.agreement("gemm-16", judged, replayed).passed is fine
+    clocked = [Clocked(median_us=each, q1_us=each, q3_us=each) for each in judged]
+    assert judge.agreement("gemm-16", clocked, replayed).passed is fine

@@ -25,7 +25,7 @@ from kcap.schemas.results.measurement import Cache, Method, StopRule
 from kcap.schemas.results.outcome import Clocked, Status
 
 BATCH_NS = 2_500_000  # the least that a batch lasts,
-GPU_BATCH_NS = 10_000_000  # on a GPU, as far as memory goes: who starts early there gains a fraction of a millisecond,
+GPU_BATCH_NS = 30_000_000  # on a GPU, as far as memory goes: who starts early there gains a fraction of a millisecond,
 WAY_SHARE = 0.02  # and the most that the way there and back is of it
 MOST_GUESSED_NS = 8 * BATCH_NS  # of a batch, by what the first run took
 LONG_ENOUGH = 0.8  # of what a batch should last
@@ -34,7 +34,7 @@ WAYS = 5  # runs of no invocations
 FEWEST, FEWEST_OF_REFERENCE = 5, 3  # batches
 MOST_GROWTH = 64  # times the invocations, from one batch to the next: a clock may be disturbed
 MOST_ON_GPU = 4096  # invocations in one graph
-GPU_SHARE = 6  # of the free memory, one part in so many
+GPU_PART = 0.7  # of the free memory, for inputs and outputs
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,12 @@ def wanted_ns(candidate: Candidate, way: float) -> float:
     return max(GPU_BATCH_NS if candidate.limits.gpu else BATCH_NS, way / WAY_SHARE)
 
 
+def _on_gpu(candidate: Candidate, drawn: InputPool) -> int:
+    """Bytes there for each invocation: two candidates have its inputs and outputs, and the judge what it draws."""
+    outputs = 0 if candidate.destination else sum(result.bytes for result in drawn.results)
+    return max(3 * drawn.bytes - outputs, 1)
+
+
 def guess_count(theirs: Batches, first_ns: int) -> int:
     """How many invocations of a Solution may last as long as a batch should, by its first run: as many as of the
     reference, if it is not slower.
@@ -160,7 +166,7 @@ def size_batches(
     most, least = candidate.most, FEW
     gpu, size = candidate.limits.gpu, max(drawn.bytes, 1)
     if gpu is not None:  # each invocation has a set of inputs of its own: together they should not fit the L2
-        most = max(min(gpu.memory // GPU_SHARE // size, MOST_ON_GPU), 2)
+        most = max(min(int(GPU_PART * gpu.memory) // _on_gpu(candidate, drawn), MOST_ON_GPU), 2)
         least = max(min(-(-COLD_FACTOR * gpu.l2 // size), most), min(FEW, most))
     if count > FEW:
         count = min(count, most)

@@ -34,7 +34,7 @@ from kcap.schemas.flashinfer.dataset import write_dataset
 from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor, RandomInput, Workload
 from kcap.schemas.results import outcome as outcomes_file
 from kcap.schemas.results.measurement import read_measurements
-from kcap.schemas.results.outcome import Outcome
+from kcap.schemas.results.outcome import Clocked, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "bench"))
@@ -185,7 +185,7 @@ def sized(folder: Path, device: str, seconds: float, file: BinaryIO) -> Iterator
         return
     replayed = {one.workload: one.median_us for one in read_measurements(times)}
     for name, uuid in ((name, each.uuid) for name, workloads in made.items() for each in workloads):
-        judged = [one.reference.median_us for one in outcomes if one.workload == uuid and one.reference]
+        judged = [one.reference for one in outcomes if one.workload == uuid and one.reference]
         yield agreement(uuid, judged, replayed.get(uuid), held=name != STEPS.name)
 
 
@@ -206,14 +206,14 @@ def ran(words: Sequence[object], seconds: float) -> Check | None:
     return None
 
 
-def agreement(uuid: str, judged: list[float], replayed: float | None, held: bool = True) -> Check:
-    """`reference, gemm_n4096_k4096-16: judged at 17.00 µs, replayed at 16.80 µs: +1.2 %`."""
+def agreement(uuid: str, judged: list[Clocked], replayed: float | None, held: bool = True) -> Check:
+    """`reference, gemm_n4096_k4096-16: judged at 17.00 µs, replayed at 16.80 µs: +1.2 % (the way +0.9 %)`."""
     name = f"reference, {uuid}"
     if not judged or not replayed:
         return Check(name, "not timed by both", False)
-    ours = median(judged)
+    ours, way = (median(of) for of in ([one.median_us for one in judged], [one.way_us or 0.0 for one in judged]))
     off = ours / replayed - 1
-    found = f"judged at {ours:.2f} µs, replayed at {replayed:.2f} µs: {off:+.1%}"
+    found = f"judged at {ours:.2f} µs, replayed at {replayed:.2f} µs: {off:+.1%} (the way {way / replayed:+.1%})"
     return Check(name, found, not held or abs(off) <= MOST_OFF or replayed < LEAST_US)
 
 

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <utility>
+#include <vector>
 
 namespace {
 constexpr size_t PAGE = 2 << 20;
@@ -20,7 +21,7 @@ std::map<uint64_t, Range> reserved;
 size_t limit = 0;
 bool capturing = false, under_way = false;
 int lost = 0, mode = 0, refused = 0;
-struct Gate { const uint32_t* place = nullptr; uint32_t value = 0; void (*then)() = nullptr; } gate;  // of one stream alone
+struct Gate { const uint32_t* place = nullptr; uint32_t value = 0; std::vector<void (*)()> then; } gate;  // of one stream alone
 uint32_t* behind = nullptr;
 
 bool refuses() { return refused && !--refused; }
@@ -39,7 +40,7 @@ int wait() {
   if (gate.place) {
     while (*const_cast<const volatile uint32_t*>(gate.place) < gate.value) usleep(100);
     Gate opened = std::exchange(gate, {});
-    if (opened.then) opened.then();
+    for (auto* then : opened.then) then();
     *behind = opened.value;
   }
   under_way = false;
@@ -53,7 +54,7 @@ void capture(int begins) { capturing = begins; }
 void refuse(int call) { refused = call; }  // the n-th from now on that makes, maps, allows or exports memory
 
 bool waits() { return gate.place; }
-void later(void (*then)()) { gate.then = then; }
+void later(void (*then)()) { gate.then.push_back(then); }
 
 int cuStreamWaitValue32_v2(void*, uint64_t at, uint32_t value, unsigned) {
   gate = {static_cast<uint32_t*>(place(at)), value};

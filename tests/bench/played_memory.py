@@ -40,6 +40,9 @@ class PlayedGate(Gate):
         self.value, self.copies = value, copies
         self.front, self.behind = (ctypes.c_uint32.from_address(at) for at in (address, address + GATE))
 
+    def _turns(self) -> bool:
+        return True
+
     def let_through(self) -> None:
         self.front.value = self.value
 

@@ -339,7 +339,7 @@ def test_a_launch_that_fails_at_a_gate_is_made_without(start, drawn, monkeypatch
 
     def failing(content, *more, **others):
         done = ask(content, *more, **others)
-        at_gate = content == protocol.prepare_message(2, 0, one.workload.gate_value or 1)
+        at_gate = content == protocol.prepare_message(2, 0, one.workload.gate_value or 2)
         return replace(done, report=protocol.Report(protocol.DRIVER)) if at_gate else done
 
     monkeypatch.setattr(one, "ask", failing)

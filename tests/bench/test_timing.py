@@ -18,7 +18,7 @@ from kcap.bench.judge.timing import (
     FEWEST,
     FEWEST_OF_REFERENCE,
     GPU_BATCH_NS,
-    GPU_SHARE,
+    GPU_PART,
     LONG_ENOUGH,
     MOST_ON_GPU,
     WAY_SHARE,
@@ -38,7 +38,7 @@ class Played:
     def __init__(self, each, way=100_000, most=8192, code=protocol.FINE):
         self.each, self.way, self.most, self.code = each, way, most, code
         self.limits, self.ran, self.sets = SimpleNamespace(gpu=None), [], 100
-        self.copied = []
+        self.copied, self.destination = [], False
 
     def open(self, drawn, sets=3):
         self.sets = sets
@@ -90,10 +90,16 @@ def test_what_was_known_of_them_is_not_tried_again_and_what_is_right_is_told():
 
 def test_on_a_gpu_batches_are_long_enough_where_no_more_fit_into_its_memory_or_a_graph():
     """Else a short kernel, of which a graph holds too few, would be timed again and again."""
-    for memory, count in ((1 << 40, MOST_ON_GPU), (1 << 30, (1 << 10) // GPU_SHARE)):
+    drawn = SimpleNamespace(bytes=2 << 20, results=[SimpleNamespace(bytes=1 << 20)])
+    fit = int(GPU_PART * (1 << 10))  # inputs drawn, in two arenas and as many outputs elsewhere: of 1 MiB each
+    for memory, destination, count in (
+        (1 << 40, False, MOST_ON_GPU),
+        (1 << 30, False, fit // 5),
+        (1 << 30, True, fit // 6),
+    ):
         played = Played(1_000, way=1_250_000)
-        played.limits.gpu = Gpu(l2=1, memory=memory)
-        made = size_batches(played, SimpleNamespace(bytes=1 << 20))
+        played.limits.gpu, played.destination = Gpu(l2=1, memory=memory), destination
+        made = size_batches(played, drawn)
         made.take()
         assert made.count == count < played.most and made.long_enough
 
@@ -101,7 +107,7 @@ def test_on_a_gpu_batches_are_long_enough_where_no_more_fit_into_its_memory_or_a
 def test_on_a_gpu_batches_are_longer_and_the_way_holds_the_copies_of_what_is_compared():
     played = Played(10_000)
     played.limits.gpu = Gpu(l2=1, memory=1 << 40)
-    made = size_batches(played, SimpleNamespace(bytes=1))
+    made = size_batches(played, SimpleNamespace(bytes=1, results=[]))
     assert made.count * 10_000 >= LONG_ENOUGH * GPU_BATCH_NS > BATCH_NS
     assert {*played.copied} == {CHOSEN}
 

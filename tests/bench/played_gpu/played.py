@@ -107,7 +107,8 @@ def _replay(graph: Graph) -> None:
         runtime.launch()
 
     if runtime.waits():
-        waiting[:] = [Later(work)]
-        runtime.later(waiting[0])
+        waiting.append(Later(work))
+        runtime.later(waiting[-1])
     else:
+        waiting.clear()
         work()

@@ -1,14 +1,15 @@
 // Invocations on a GPU, a batch at a time, each on a set of inputs of its own, which the judge fills while this process
 // stands still and the device is idle. When it is idle again this process stands still.
 //
-// A batch is captured as a CUDA graph where it can be. It is launched before its inputs are there, and waits on the GPU for
-// a gate that the judge opens: what is timed then is the graph alone, while no code of the Solution's runs on the host. What
-// cannot be captured is launched, and the host's time counts where the GPU waits for it.
+// A batch is captured as CUDA graphs where it can be. They are launched before their inputs are there, and wait on the GPU
+// for a gate that the judge opens: what is timed then is the graphs alone, while no code of the Solution's runs on the
+// host. What cannot be captured is launched, and the host's time counts where the GPU waits for it.
 //
 // Outputs stay where the Solution made them, as on the CPU: torch has their memory from a pool that the judge can read.
 // What lies elsewhere, in memory of the Solution's own, is copied to there in its time.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 
 #include "place.h"
@@ -18,6 +19,7 @@
 namespace kcap {
 
 constexpr uint32_t METHOD_GRAPH = 1;
+constexpr uint32_t MOST_IN_GRAPH = 256;  // invocations: where streams are joined CUDA takes the cube of it to end a capture
 constexpr size_t GATE = 512;  // bytes of the arena for each of the gate's two words, behind the sets
 
 // Python's side of it: functions of torch's, taken before any code from elsewhere ran. All but `make_pool` are written
@@ -123,7 +125,10 @@ class Cuda : public Place {
     torch_.use(gated || captures(run) ? torch_.own : torch_.usual);
     check_cache();
     cuda_.check(cuda_.wait(), "before the batch");
-    if (gated && memory_.wait_for(torch_.stream, gate_, run.gate)) {
+    if (gated && memory_.wait_for(torch_.stream, gate_, run.gate - 1)) {
+      cuda_.fill(behind_ + 1, 0, sizeof(uint32_t), torch_.stream);  // a kernel, for which the GPU turns to this process
+      memory_.write(torch_.stream, behind_, run.gate - 1);
+      if (!memory_.wait_for(torch_.stream, gate_, run.gate)) throw Wrong(DRIVER, "a stream cannot wait for its gate");
       if (captures(run)) replay();
       memory_.write(torch_.stream, behind_, run.gate);
       report.method = METHOD_GRAPH, launched_before_ = true;
@@ -153,7 +158,9 @@ class Cuda : public Place {
 
   bool captures(const Run& run) const { return run.count > 1 && !run.upcast && workload_.graphs; }
 
-  void replay() const { Torch::call(torch_.replay, {graph_.object}, "a graph's replay"); }
+  void replay() const {
+    for (auto& graph : graphs_) Torch::call(torch_.replay, {graph.object}, "a graph's replay");
+  }
 
   void note(const std::vector<Rows>& outputs) const {
     auto* address = addresses_;
@@ -208,37 +215,41 @@ class Cuda : public Place {
   // Called once before, for all that is made at a first call: code is compiled and loaded, libraries take workspaces.
   // The capture begins on another stream: torch waits for the default one then, which CUDA refuses while ours captures.
   void capture(const Run& run, PyObject* callable) {
-    of_graph_.clear(), results_.clear(), captured_ = 0;
-    graph_ = Torch::call(torch_.make_graph, {}, "a CUDA graph");
+    of_graph_.clear(), results_.clear(), graphs_.clear(), captured_ = 0;
     pool_ = Pool(torch_);  // torch captures no more in one whose graphs are all gone
     torch_.use(torch_.own);
     invoke(0, run, callable);
     cuda_.check(cuda_.wait(), "before a capture");
     NoCollection still;  // memory of another graph that is freed meanwhile ends a capture
+    std::vector<Rows> returned;
     try {
-      Owned mode(PyUnicode_FromString("thread_local"));
-      torch_.use(torch_.origin);
-      Torch::call(torch_.begin, {graph_.object, pool_.id.object, mode.object}, "a capture");
-      cuda_.follow(torch_.first, torch_.stream), torch_.use(torch_.own);
-      std::vector<Rows> returned;
-      for (uint32_t i = 0; i < run.count; ++i) {
-        results_.push_back(invoke(i, run, callable));
-        if (workload_.destination) continue;
-        returned.push_back(rows_of(workload_, run, results_[i].object, sets_.device));
-        of_graph_.push_back(returned[i]);
-        for (auto& row : of_graph_[i])
-          if (elsewhere(row)) row = copied(row);
-      }
-      cuda_.follow(torch_.stream, torch_.first), torch_.use(torch_.origin);
-      Torch::call(torch_.end, {graph_.object}, "the end of a capture");
+      while (results_.size() < run.count) capture_more(run, callable, returned);
       if (share_memory(returned)) throw std::runtime_error("it returns the same memory in several invocations");
     } catch (const std::exception& error) {
       of_graph_.clear();
       throw Wrong(NO_GRAPH, error.what());
     }
-    torch_.use(torch_.own), replay();  // a first replay uploads it, which behind a gate might wait
+    torch_.use(torch_.own), replay();  // a first replay uploads them, which behind a gate might wait
     cuda_.check(cuda_.wait(), "a first replay");
     captured_ = run.count;
+  }
+
+  void capture_more(const Run& run, PyObject* callable, std::vector<Rows>& returned) {
+    graphs_.push_back(Torch::call(torch_.make_graph, {}, "a CUDA graph"));
+    Owned mode(PyUnicode_FromString("thread_local"));
+    torch_.use(torch_.origin);
+    Torch::call(torch_.begin, {graphs_.back().object, pool_.id.object, mode.object}, "a capture");
+    cuda_.follow(torch_.first, torch_.stream), torch_.use(torch_.own);
+    for (uint32_t i = uint32_t(results_.size()), end = std::min(i + MOST_IN_GRAPH, run.count); i < end; ++i) {
+      results_.push_back(invoke(i, run, callable));
+      if (workload_.destination) continue;
+      returned.push_back(rows_of(workload_, run, results_[i].object, sets_.device));
+      of_graph_.push_back(returned[i]);
+      for (auto& row : of_graph_[i])
+        if (elsewhere(row)) row = copied(row);
+    }
+    cuda_.follow(torch_.stream, torch_.first), torch_.use(torch_.origin);
+    Torch::call(torch_.end, {graphs_.back().object}, "the end of a capture");
   }
 
   const Workload& workload_;
@@ -248,7 +259,7 @@ class Cuda : public Place {
   const Torch& torch_;
   Sets sets_;
   Pool pool_;  // ends after what lies in it
-  Owned graph_;
+  std::vector<Owned> graphs_;  // one after another
   std::vector<Owned> results_;
   std::vector<Rows> of_graph_, launched_;  // outputs of each invocation
   uint32_t captured_ = 0;
