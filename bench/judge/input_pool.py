@@ -151,7 +151,8 @@ COPY_SHARE, COPY_S = 0.1, 2e-4  # by so much, and so many seconds, a copy on an 
 
 
 class Arena:
-    """Sets of inputs of one candidate's invocations, and of outputs in destination passing style, in bytes.
+    """Sets of inputs of one candidate's invocations, and of outputs in destination passing style, in bytes. `filled`:
+    the seed and the invocations that are there.
 
     On a GPU they are filled elsewhere, and come into a candidate's sight in one copy: a stream of its own that waits
     for a value to change has no more time than that takes, and cannot work meanwhile without making it take longer.
@@ -162,7 +163,7 @@ class Arena:
         self._bytes = memory.view(-1, layout.stride)
         self._quickest: dict[int, float] = {}  # seconds of a copy, by sets
         self._written = {*drawn.definition.written_inputs}
-        self._filled: tuple[int, Sequence[int]] = (0, ())
+        self.filled: tuple[int, Sequence[int]] = (0, ())
         self._staged: torch.Tensor | None = None  # on a GPU: what is drawn and not delivered yet
 
     def fill(self, seed: int, numbers: Sequence[int]) -> bool:
@@ -175,9 +176,9 @@ class Arena:
 
         What is asked for again, to see how long it takes, is there already, unless it may be written.
         """
-        if self._filled == (seed, numbers) and not self._written:
+        if self.filled == (seed, numbers) and not self._written:
             return
-        self._filled = seed, numbers
+        self.filled = seed, numbers
         count, stride = len(numbers), self.layout.stride
         sets = self._bytes[:count] if self._gpu is None else self._gpu.staging(count * stride).view(count, stride)
         for at, result in zip(self.layout.outputs, self.drawn.results, strict=False):
@@ -201,11 +202,11 @@ class Arena:
 
     def forget(self) -> None:
         """Fill anew what is asked for again."""
-        self._filled = 0, ()
+        self.filled = 0, ()
 
     def changed(self, place: int) -> str | None:
         """The name of an input in a set of the last run that is not what it was, and must be."""
-        seed, numbers = self._filled
+        seed, numbers = self.filled
         drawn = self.drawn.draws.draw(seed, numbers[place], self._bytes.device)
         inputs = self._inputs(self._bytes[place : place + 1])
         for name, found, value in zip(self.drawn.definition.inputs, inputs, drawn, strict=True):

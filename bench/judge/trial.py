@@ -52,6 +52,14 @@ class Trial:
         """Its times. Rejected, where it does not pass; ProcessEnded or TooSlow, where its process does not live to see
         it; NoGraph, where it or the reference cannot be captured; AtFault, where the reference fails.
         """
+        try:
+            return self._times()
+        except Rejected as rejected:
+            if rejected.status == "RUNTIME_ERROR":
+                self._see_whether_the_reference_raises()
+            raise
+
+    def _times(self) -> TimedPair:
         drawn = self.truth.drawn
         self.candidate.open(drawn)
         self._before()
@@ -85,6 +93,14 @@ class Trial:
             for result, of_one in zip(self.truth.drawn.results, zip(*self.truths, strict=True), strict=False)
             if count > FEW and len({*of_one}) == 1 and self.truth.drawn.varied and result.bytes
         ]
+
+    def _see_whether_the_reference_raises(self) -> None:
+        """AtFault, where it does on the inputs on which the candidate did."""
+        assert self.candidate.workload is not None
+        seed, numbers = self.candidate.workload.arena.filled
+        raised = self.candidate.report().iteration
+        if raised < len(numbers):
+            self.truth.truths(seed, [numbers[raised]])
 
     def _before(self) -> None:
         """The first invocations, all of which are compared."""

@@ -65,7 +65,7 @@ QUIET = {
 }
 MOST_LOSS = 0.01  # of throughput
 LEAST_GAIN = 0.875  # of N times the Workloads a second: 1.75 of 2, 3.5 of 4
-SOLUTIONS, WORKLOADS = 6, 10  # that are judged: on one H200 in some 100 s
+SOLUTIONS, WORKLOADS = 4, 10  # that are judged: on one H100 in some 100 s, compiling included
 LACKS = "import importlib.util as util; raise SystemExit(util.find_spec('{}') is None)"  # of a Python: the engine
 
 

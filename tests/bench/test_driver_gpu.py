@@ -12,7 +12,7 @@ import pytest
 import torch
 from bench_datasets import definition, of, workload
 from forked_candidates import Forked
-from played_memory import PlayedMemory, build_library, build_tensors
+from played_memory import PlayedGate, PlayedMemory, build_library, build_tensors
 
 from kcap.bench.judge.candidate import NoGraph
 from kcap.bench.judge.driver import protocol
@@ -78,6 +78,25 @@ def test_every_invocation_has_inputs_of_its_own_and_its_outputs_come_back(start,
         assert {*done.outputs} == {*range(8)}
         for number, outputs in done.outputs.items():
             assert torch.equal(outputs[0], right(one, seed, number))
+
+
+def test_a_batch_of_several_graphs_is_whole(start, drawn):
+    one = start("double")
+    one.open(drawn, sets=600)
+    done = one.run(range(600), 11, chosen=600)
+    assert (done.report.code, protocol.METHODS[done.report.method], one.gated) == (protocol.FINE, "graph", True)
+    assert all(torch.equal(outputs[0], right(one, 11, number)) for number, outputs in done.outputs.items())
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_what_the_gpu_takes_to_turn_counts_where_that_is_long(turns, monkeypatch):
+    """What a candidate does meanwhile has its inputs."""
+    word = torch.zeros(2 * protocol.GATE, dtype=torch.uint8)
+    gate = PlayedGate(word.data_ptr(), 2, [])
+    monkeypatch.setattr(gate, "_turns", lambda: time.sleep(0.05) or turns)
+    gate.open()
+    assert (time.perf_counter_ns() - gate.began_ns < 50_000_000) == turns
+    assert word[0] == 2
 
 
 def test_a_replay_that_does_nothing_leaves_its_outputs_unwritten(start, drawn):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,11 +13,14 @@ from judge_here import ROWS, judged, made, outcome, scale
 from solution_files import RETURNING, WRITING, solution
 
 from kcap.bench.judge import reference
-from kcap.bench.judge.driver import gpu_memory
+from kcap.bench.judge.candidate import Ran
+from kcap.bench.judge.driver import gpu_memory, protocol
 from kcap.bench.judge.driver.gpu_memory import GpuMemory
 from kcap.bench.judge.judge import timing_caveats
 from kcap.bench.judge.process import inherited
+from kcap.bench.judge.reference import AtFault
 from kcap.bench.judge.trial import Trial
+from kcap.bench.judge.verdict import Rejected
 from kcap.schemas.results.outcome import Clocked
 
 pytestmark = pytest.mark.alone
@@ -194,6 +198,27 @@ def test_integers_that_a_reference_seldom_takes_are_drawn_smaller(judge, more):
     mine = solution({"main.py": seldom.reference}, definition=seldom.name, destination_passing_style=False)
     found = judged(judge, mine, seldom, workload(seldom, "w", 64))
     assert found.status == "PASSED", found.reason
+
+
+@pytest.mark.parametrize("raises", [AtFault("its reference fails: IndexError"), None])
+def test_what_a_solution_raises_is_not_its_fault_where_the_reference_does(raises):
+    asked = []
+
+    def truths(seed, numbers):
+        asked.append((seed, numbers))
+        if raises:
+            raise raises
+
+    raised = protocol.Report(protocol.RAISED, iteration=1, text="IndexError")
+    candidate = SimpleNamespace(
+        open=lambda drawn: None,
+        run=lambda numbers, chosen: Ran(raised, 0, 7),
+        report=lambda: raised,
+        workload=SimpleNamespace(arena=SimpleNamespace(filled=(7, range(3, 6)))),
+    )
+    with pytest.raises(AtFault if raises else Rejected, match="IndexError"):
+        Trial(candidate, SimpleNamespace(drawn=None, truths=truths), 0).run()
+    assert asked == [(7, [4])]
 
 
 def test_how_torch_allocates_is_the_drivers_choice():
