@@ -45,7 +45,7 @@ from judging import Bench, bench  # noqa: E402
 TIMEOUTS = {True: 240.0, False: 15.0}  # seconds on a Workload, of honest ones and of cheats: these may only wait
 BUILDS = {True: 300.0, False: 60.0}
 WIDTH, ROWS = 4096, (16, 4096)
-# Of references that are compared with replay, those that are not held to it: what the cache holds between several kernels
+# Of references that are compared with replay, those that are not held to it: what the cache holds between kernels
 # is not the same there, and by where its weights lie a product of few rows takes up to 6 % more.
 SHOWN = {"rmsnorm_by_steps_h4096-16", "gemm_n4096_k4096-16"}
 MOST_OFF, LEAST_US = 0.02, 10.0  # of what the judge says from what replay does, of what takes so long
