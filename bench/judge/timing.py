@@ -1,7 +1,8 @@
 """Times of a Solution, and of the reference in turns with it, by the judge's own clock.
 
 A batch is a run of many invocations with fresh inputs: the clock runs from when the candidate's process may run, or its
-graph's gate is opened, until all of its sandbox stands still, and on a GPU until the judge has copies of outputs. Its
+graph's gate is opened and the GPU has turned to it, until all of its sandbox stands still, and on a GPU until the judge
+has copies of outputs. Its
 time is that, divided by the invocations; nothing is taken off. What the way there and back takes is measured with a run
 of no invocations, and batches are so long that it is a small share of them.
 """
@@ -27,14 +28,14 @@ from kcap.schemas.results.outcome import Clocked, Status
 BATCH_NS = 2_500_000  # the least that a batch lasts,
 GPU_BATCH_NS = 30_000_000  # on a GPU, as far as memory goes: who starts early there gains a fraction of a millisecond,
 WAY_SHARE = 0.02  # and the most that the way there and back is of it
-MOST_GUESSED_NS = 8 * BATCH_NS  # of a batch, by what the first run took
+MOST_GUESSED = 8  # times the least, that a batch may last by what the first run took
 LONG_ENOUGH = 0.8  # of what a batch should last
 CHOSEN = 3  # invocations of a batch that are compared
 WAYS = 5  # runs of no invocations
 FEWEST, FEWEST_OF_REFERENCE = 5, 3  # batches
 MOST_GROWTH = 64  # times the invocations, from one batch to the next: a clock may be disturbed
-MOST_ON_GPU = 4096  # invocations in one graph
-GPU_PART = 0.7  # of the free memory, for inputs and outputs
+MOST_ON_GPU = 4096  # invocations of a batch on a GPU
+GPU_PART = 0.6  # of the memory that is free before any judgement, for inputs and outputs of a batch of both
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,15 @@ class Batches:
 
 def wanted_ns(candidate: Candidate, way: float) -> float:
     """What a batch should last."""
-    return max(GPU_BATCH_NS if candidate.limits.gpu else BATCH_NS, way / WAY_SHARE)
+    return max(least_ns(candidate), way / WAY_SHARE)
 
 
-def _on_gpu(candidate: Candidate, drawn: InputPool) -> int:
-    """Bytes there for each invocation: two candidates have its inputs and outputs, and the judge what it draws."""
+def least_ns(candidate: Candidate) -> int:
+    return GPU_BATCH_NS if candidate.limits.gpu else BATCH_NS
+
+
+def bytes_each(candidate: Candidate, drawn: InputPool) -> int:
+    """Of an invocation on a GPU: two candidates have its inputs and outputs there, and the judge what it draws."""
     outputs = 0 if candidate.destination else sum(result.bytes for result in drawn.results)
     return max(3 * drawn.bytes - outputs, 1)
 
@@ -133,7 +138,7 @@ def guess_count(theirs: Batches, first_ns: int) -> int:
     reference, if it is not slower.
     """
     lasted = max(first_ns - theirs.way_ns, first_ns / MOST_GROWTH)
-    return max(min(theirs.count, int(FEW * MOST_GUESSED_NS / lasted)), FEW)
+    return max(min(theirs.count, int(FEW * MOST_GUESSED * least_ns(theirs.candidate) / lasted)), FEW)
 
 
 def size_batches(
@@ -166,7 +171,7 @@ def size_batches(
     most, least = candidate.most, FEW
     gpu, size = candidate.limits.gpu, max(drawn.bytes, 1)
     if gpu is not None:  # each invocation has a set of inputs of its own: together they should not fit the L2
-        most = max(min(int(GPU_PART * gpu.memory) // _on_gpu(candidate, drawn), MOST_ON_GPU), 2)
+        most = max(min(int(GPU_PART * gpu.memory) // bytes_each(candidate, drawn), MOST_ON_GPU), 2)
         least = max(min(-(-COLD_FACTOR * gpu.l2 // size), most), min(FEW, most))
     if count > FEW:
         count = min(count, most)

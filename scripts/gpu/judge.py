@@ -5,10 +5,10 @@
 Judges the Solutions of tests/bench/honest and tests/bench/cheats that need a GPU, and the honest ones that do not
 (--all: the other cheats, too), one after another in one judge worker; before that RMSNorm and a product on shapes of a
 Llama-3.1-8B, by `kcap bench`, with the reference's times beside those of `kcap replay`: of more than 10 µs they agree
-within 2 %. An Outcome is a line of FILE as soon as it is there. Prints a short table
-last: what was not as it must be, and the times. When the limit is over, what is left is told and not tried. Needs an
-NVIDIA GPU and a C++ compiler (CUDA Solutions: nvcc); exits with 1 where something is not as it must be, or nothing was
-there to judge.
+within 2 % (a product of few rows 7, several kernels 15: see MOST_OFF_OF). An Outcome is a line of FILE as soon as it is
+there. Prints a short table last: what was not as it must be, and the times. When the limit is over, what is left is
+told and not tried. Needs an NVIDIA GPU and a C++ compiler (CUDA Solutions: nvcc); exits with 1 where something is not
+as it must be, or nothing was there to judge.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ from judging import Bench, bench  # noqa: E402
 TIMEOUTS = {True: 240.0, False: 15.0}  # seconds on a Workload, of honest ones and of cheats: these may only wait
 BUILDS = {True: 300.0, False: 60.0}
 WIDTH, ROWS = 4096, (16, 4096)
-# Of references that are compared with replay, those that are not held to it: what the cache holds between kernels
-# is not the same there, and by where its weights lie a product of few rows takes up to 6 % more.
-SHOWN = {"rmsnorm_by_steps_h4096-16", "gemm_n4096_k4096-16"}
 MOST_OFF, LEAST_US = 0.02, 10.0  # of what the judge says from what replay does, of what takes so long
+# By where its weights lie, a product of few rows takes up to 6 % more; between kernels the cache holds other things.
+MOST_OFF_OF = {"gemm_n4096_k4096-16": 0.07, "rmsnorm_by_steps_h4096-16": 0.15}
 
 
 def definition(name: str, second: tuple[str, list[str]], output: str, reference: str) -> Definition:
@@ -188,7 +187,7 @@ def sized(folder: Path, device: str, seconds: float, file: BinaryIO) -> Iterator
     replayed = {one.workload: one.median_us for one in read_measurements(times)}
     for uuid in (each.uuid for workloads in made.values() for each in workloads):
         judged = [one.reference for one in outcomes if one.workload == uuid and one.reference]
-        yield agreement(uuid, judged, replayed.get(uuid), held=uuid not in SHOWN)
+        yield agreement(uuid, judged, replayed.get(uuid), MOST_OFF_OF.get(uuid, MOST_OFF))
 
 
 def workload(one: Definition, rows: int) -> Workload:
@@ -208,7 +207,7 @@ def ran(words: Sequence[object], seconds: float) -> Check | None:
     return None
 
 
-def agreement(uuid: str, judged: list[Clocked], replayed: float | None, held: bool = True) -> Check:
+def agreement(uuid: str, judged: list[Clocked], replayed: float | None, most_off: float = MOST_OFF) -> Check:
     """`reference, gemm_n4096_k4096-16: judged at 17.00 µs, replayed at 16.80 µs: +1.2 % (the way +0.9 %)`."""
     name = f"reference, {uuid}"
     if not judged or not replayed:
@@ -216,7 +215,7 @@ def agreement(uuid: str, judged: list[Clocked], replayed: float | None, held: bo
     ours, way = (median(of) for of in ([one.median_us for one in judged], [one.way_us or 0.0 for one in judged]))
     off = ours / replayed - 1
     found = f"judged at {ours:.2f} µs, replayed at {replayed:.2f} µs: {off:+.1%} (the way {way / replayed:+.1%})"
-    return Check(name, found, not held or abs(off) <= MOST_OFF or replayed < LEAST_US)
+    return Check(name, found, abs(off) <= most_off or replayed < LEAST_US)
 
 
 def compared(found: Outcome) -> str:

@@ -46,6 +46,13 @@ def called(x):
     raise RuntimeError("it was called")
 
 
+def called_thrice(x):
+    KEPT.append(x)
+    if len(KEPT) % 3 == 0:
+        raise RuntimeError("a third time")
+    return x.clone()
+
+
 def mutated(x):
     x.view(-1)[-1] += 1
     return x.clone()

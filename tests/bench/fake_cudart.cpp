@@ -21,8 +21,9 @@ std::map<uint64_t, Range> reserved;
 size_t limit = 0;
 bool capturing = false, under_way = false;
 int lost = 0, mode = 0, refused = 0;
-struct Gate { const uint32_t* place = nullptr; uint32_t value = 0; std::vector<void (*)()> then; } gate;  // of one stream alone
-uint32_t* behind = nullptr;
+// What is to be done in one stream: wait for a value, write one, or work.
+struct Step { uint32_t* place; uint32_t value; bool writes; void (*work)(); };
+std::vector<Step> steps;
 
 bool refuses() { return refused && !--refused; }
 bool forbidden() { return capturing && mode != RELAXED; }
@@ -37,11 +38,10 @@ bool cover(uint64_t base, size_t size, int protection, int flags, int file) {
 }
 int wait() {
   if (capturing) return CAPTURING;
-  if (gate.place) {
-    while (*const_cast<const volatile uint32_t*>(gate.place) < gate.value) usleep(100);
-    Gate opened = std::exchange(gate, {});
-    for (auto* then : opened.then) then();
-    *behind = opened.value;
+  for (auto& step : std::exchange(steps, {})) {
+    if (step.work) step.work();
+    else if (step.writes) *step.place = step.value;
+    else while (*const_cast<const volatile uint32_t*>(step.place) < step.value) usleep(100);
   }
   under_way = false;
   return lost;
@@ -53,14 +53,17 @@ void launch() { under_way = true; }
 void capture(int begins) { capturing = begins; }
 void refuse(int call) { refused = call; }  // the n-th from now on that makes, maps, allows or exports memory
 
-bool waits() { return gate.place; }
-void later(void (*then)()) { gate.then.push_back(then); }
+bool waits() { return !steps.empty(); }
+void later(void (*work)()) { steps.push_back({nullptr, 0, false, work}); }
 
 int cuStreamWaitValue32_v2(void*, uint64_t at, uint32_t value, unsigned) {
-  gate = {static_cast<uint32_t*>(place(at)), value};
+  steps.push_back({static_cast<uint32_t*>(place(at)), value, false, nullptr});
   return 0;
 }
-int cuStreamWriteValue32_v2(void*, uint64_t at, uint32_t, unsigned) { behind = static_cast<uint32_t*>(place(at)); return 0; }
+int cuStreamWriteValue32_v2(void*, uint64_t at, uint32_t value, unsigned) {
+  steps.push_back({static_cast<uint32_t*>(place(at)), value, true, nullptr});
+  return 0;
+}
 
 int cudaSetDevice(int) { return 0; }
 int cudaMemsetAsync(void* to, int value, size_t size, void*) { std::memset(to, value, size); return 0; }

@@ -41,6 +41,7 @@ class PlayedGate(Gate):
         self.front, self.behind = (ctypes.c_uint32.from_address(at) for at in (address, address + GATE))
 
     def _turns(self) -> bool:
+        self.front.value = self.value - 1
         return True
 
     def let_through(self) -> None:

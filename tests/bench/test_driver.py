@@ -119,7 +119,13 @@ def test_an_input_that_was_kept_is_worth_nothing(started, drawn):
     assert not torch.equal(first, second)
 
 
-def test_what_it_raises_is_told_with_the_invocation(started, small):
+def test_which_invocation_raised_is_told(started, small):
+    one = started("called_thrice")
+    one.open(small, 8)
+    assert one.run(range(8), 1).report.iteration == 2
+
+
+def test_what_it_raises_is_told(started, small):
     one = started("called")
     one.open(small)
     assert one.run(range(3), 7).report == protocol.Report(protocol.RAISED, 0, 0, "RuntimeError: it was called")

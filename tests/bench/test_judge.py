@@ -200,8 +200,10 @@ def test_integers_that_a_reference_seldom_takes_are_drawn_smaller(judge, more):
     assert found.status == "PASSED", found.reason
 
 
-@pytest.mark.parametrize("raises", [AtFault("its reference fails: IndexError"), None])
-def test_what_a_solution_raises_is_not_its_fault_where_the_reference_does(raises):
+@pytest.mark.parametrize(
+    ("raises", "gpu"), [(AtFault("its reference fails: IndexError"), None), (None, None), (None, 1)]
+)
+def test_what_a_solution_raises_is_not_its_fault_where_the_reference_does(raises, gpu):
     asked = []
 
     def truths(seed, numbers):
@@ -214,11 +216,12 @@ def test_what_a_solution_raises_is_not_its_fault_where_the_reference_does(raises
         open=lambda drawn: None,
         run=lambda numbers, chosen: Ran(raised, 0, 7),
         report=lambda: raised,
+        limits=SimpleNamespace(gpu=gpu),
         workload=SimpleNamespace(arena=SimpleNamespace(filled=(7, range(3, 6)))),
     )
     with pytest.raises(AtFault if raises else Rejected, match="IndexError"):
         Trial(candidate, SimpleNamespace(drawn=None, truths=truths), 0).run()
-    assert asked == [(7, [4])]
+    assert asked == ([] if gpu else [(7, [4])])
 
 
 def test_how_torch_allocates_is_the_drivers_choice():

@@ -71,6 +71,7 @@ extern "C" void kcap_serve(int socket, int memory, PyObject* callable, void* dev
     } catch (const std::exception& error) {
       report.code = kcap::DRIVER, report.text = error.what();
     }
+    if (session) report.iteration = session->place->invocation;
     message.close_descriptors();
     report.write(reported.base);
   }

@@ -19,7 +19,7 @@
 namespace kcap {
 
 constexpr uint32_t METHOD_GRAPH = 1;
-constexpr uint32_t MOST_IN_GRAPH = 256;  // invocations: where streams are joined CUDA takes the cube of it to end a capture
+constexpr uint32_t MOST_IN_GRAPH = 256;  // invocations: where streams are joined, the end of a capture takes the cube of that
 constexpr size_t GATE = 512;  // bytes of the arena for each of the gate's two words, behind the sets
 
 // Python's side of it: functions of torch's, taken before any code from elsewhere ran. All but `make_pool` are written
@@ -142,10 +142,10 @@ class Cuda : public Place {
       report.method = METHOD_GRAPH;
       if (!launched_before_) replay();
     } else {
-      launch(run, callable, report);
+      launch(run, callable);
       if (run.count <= FEW && !returns_one_memory && share_memory(launched_)) {
         returns_one_memory = true;
-        launch(run, callable, report);
+        launch(run, callable);
       }
     }
     cuda_.check(cuda_.wait(), "the batch");
@@ -182,13 +182,13 @@ class Cuda : public Place {
   }
 
   // Every invocation in its turn. Where several return the same memory, each one's is copied behind it, in its time.
-  void launch(const Run& run, PyObject* callable, Report& report) {
+  void launch(const Run& run, PyObject* callable) {
     launched_.clear();
     if (!run.count) return;  // whoever asks for nothing wants to know what the way takes
     std::optional<FromPool> taken;  // not at first: graphs that a Solution captures then have their memory elsewhere
     if (called_) taken.emplace(torch_, pool_);
     for (uint32_t i = 0; i < run.count; ++i) {
-      report.iteration = i;
+      invocation = i;
       Owned returned(invoke(i, run, callable));
       if (workload_.destination) continue;
       launched_.push_back(rows_of(workload_, run, returned.object, sets_.device));

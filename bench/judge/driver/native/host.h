@@ -23,22 +23,21 @@ class Host : public Place {
   }
 
   Report run(const Run& run, PyObject* callable) override {
-    Report report;
-    call(run, callable, report);
+    call(run, callable);
     if (run.count > most_ && !returns_one_memory && share_memory(kept_)) {
       returns_one_memory = true;
-      call(run, callable, report);
+      call(run, callable);
     }
     most_ = std::max(most_, run.count);
-    return report;
+    return {};
   }
 
  private:
   using Rows = std::vector<at::Tensor>;
 
-  void call(const Run& run, PyObject* callable, Report& report) {
+  void call(const Run& run, PyObject* callable) {
     for (uint32_t i = 0; i < run.count; ++i) {
-      report.iteration = i;
+      invocation = i;
       Owned more(run.upcast ? sets_.arguments(i, run.upcast) : nullptr);
       PyObject* arguments = run.upcast ? more.object : arguments_[i].object;
       Owned returned(PyObject_CallObject(callable, arguments));

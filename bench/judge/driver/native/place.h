@@ -37,6 +37,8 @@ inline bool share_memory(const std::vector<std::vector<at::Tensor>>& outputs) {
 }
 
 struct Place {
+  uint32_t invocation = 0;  // that is under way, or was the last
+
   virtual ~Place() = default;
   // What can be done for `run` before its inputs are there.
   virtual Report prepare(const Run& run, PyObject* callable) = 0;
