@@ -16,7 +16,7 @@
 namespace {
 
 constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
-constexpr uint64_t LINE = 64 / sizeof(float), AHEAD = 6;  // numbers of a cache line, and pieces: those come from the L3
+constexpr uint64_t LINE = 64 / sizeof(float), AHEAD = 24;  // numbers of a cache line, and pieces: those come from the L3
 
 uint64_t mix(uint64_t word) {
   word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9;
