@@ -24,7 +24,7 @@ SETS_BYTES = 256 << 20  # of inputs and outputs of one run, on the CPU
 MOST_SETS = 8192
 FEW = 3  # invocations of a first run
 PATIENCE_S = 0.5  # with what runs on a GPU, before its process may see what is wrong with it
-MOST_DISTURBED = 4  # runs, one after another
+MOST_DISTURBED, MOST_AT_GATE = 5, 3  # runs, one after another; the first of them at a gate
 NOWHERE = "its outputs are nowhere"
 RANDOM = secrets.SystemRandom()
 CPU_ALIGN, CUDA_ALIGN = 64, 512  # bytes: of torch's allocators
@@ -136,7 +136,7 @@ class Candidate(Process):
                 return ran
             if self.workload is not None:
                 self.workload.arena.forget()
-                if attempt:
+                if attempt + 1 == MOST_AT_GATE:
                     self.workload.gated = False  # it may be the gate that disturbs
             if gpu and not gpu.soon_quiet():
                 break

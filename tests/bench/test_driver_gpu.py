@@ -368,10 +368,12 @@ def test_a_launch_that_fails_at_a_gate_is_made_without(start, drawn, monkeypatch
     assert not one.gated and torch.equal(done.outputs[1][0], right(one, 3, 1))
 
 
-def test_what_is_disturbed_twice_at_a_gate_is_run_without(gpu, start, drawn):
+def test_what_is_disturbed_again_and_again_at_a_gate_is_run_without(gpu, start, drawn):
     one = start("double")
     one.open(drawn, sets=2)
     gpu.busy = [True, True, False]
+    assert one.run(range(2), 2).report.code == protocol.FINE and one.gated
+    gpu.busy = [True, True, True, False]
     done = one.run(range(2), 3, chosen=2)
     assert not one.gated and torch.equal(done.outputs[1][0], right(one, 3, 1))
 
