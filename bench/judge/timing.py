@@ -1,10 +1,9 @@
 """Times of a Solution, and of the reference in turns with it, by the judge's own clock.
 
 A batch is a run of many invocations with fresh inputs: the clock runs from when the candidate's process may run, or its
-graph's gate is opened and the GPU has turned to it, until all of its sandbox stands still, and on a GPU until the judge
-has copies of outputs. Its
-time is that, divided by the invocations; nothing is taken off. What the way there and back takes is measured with a run
-of no invocations, and batches are so long that it is a small share of them.
+graphs' gate is opened and the GPU has turned to it, until all of its sandbox stands still, and on a GPU until the judge
+has copies of outputs. Its time is that, divided by the invocations; nothing is taken off. What the way there and back
+takes is measured with a run of no invocations, and batches are so long that it is a small share of them.
 """
 
 from __future__ import annotations

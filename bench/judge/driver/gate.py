@@ -16,9 +16,7 @@ from kcap.bench.judge.driver import protocol
 from kcap.errors import KcapError
 
 STUCK_S = 10.0  # that nothing takes beside what waits at a gate
-TURN_S = (
-    2.5e-4  # the longest turn of a GPU's from one process to another that is left out of times; an H100 takes 0.14 ms
-)
+TURN_S = 2.5e-4  # the longest switch of a GPU to another process that is left out of times; an H100 takes 0.14 ms
 Copy: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # to where, from where
 
 
@@ -46,7 +44,7 @@ class Gate:
     it left has been copied, the judge only looks whether it has, and nothing of a candidate runs but on the GPU.
 
     It opens in two steps. At `value - 1` a kernel that does next to nothing comes through, for which the GPU turns from
-    the judge's process to the candidate's. At `value` comes what is timed.
+    the judge's process to the candidate's (a context switch). At `value` comes what is timed.
     """
 
     def __init__(self, words: StreamWords, stream: torch.cuda.Stream, address: int, value: int) -> None:

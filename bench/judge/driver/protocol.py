@@ -75,8 +75,8 @@ def open_message(
 
 def prepare_message(count: int, upcast: int, gate: int = 0) -> bytes:
     """What can be done for a run before its inputs are there. On a GPU, where it can be a graph, that is launched, and
-    waits for a word in the arena to be no less than `gate`, and a kernel before it for one less: the report has its
-    method then.
+    waits for a word in the arena to be no less than `gate`; before it an empty kernel waits for `gate - 1`. The report
+    has its method then.
     """
     return struct.pack("<IIII", PREPARE, count, upcast, gate)
 

@@ -19,7 +19,7 @@
 namespace kcap {
 
 constexpr uint32_t METHOD_GRAPH = 1;
-constexpr uint32_t MOST_IN_GRAPH = 256;  // invocations: where streams are joined, the end of a capture takes the cube of that
+constexpr uint32_t MOST_IN_GRAPH = 256;  // invocations: where they join streams, to end a capture takes the cube of that
 constexpr size_t GATE = 512;  // bytes of the arena for each of the gate's two words, behind the sets
 
 // Python's side of it: functions of torch's, taken before any code from elsewhere ran. All but `make_pool` are written
