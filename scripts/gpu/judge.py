@@ -212,7 +212,7 @@ def agreement(uuid: str, judged: list[Clocked], replayed: float | None, most_off
     name = f"reference, {uuid}"
     if not judged or not replayed:
         return Check(name, "not timed by both", False)
-    ours, way = (median(of) for of in ([one.median_us for one in judged], [one.way_us or 0.0 for one in judged]))
+    ours, way = median(one.median_us for one in judged), median(one.way_us or 0.0 for one in judged)
     off = ours / replayed - 1
     found = f"judged at {ours:.2f} µs, replayed at {replayed:.2f} µs: {off:+.1%} (the way {way / replayed:+.1%})"
     return Check(name, found, abs(off) <= most_off or replayed < LEAST_US)

@@ -88,7 +88,7 @@ def test_what_was_known_of_them_is_not_tried_again_and_what_is_right_is_told():
     assert longer.long_enough
 
 
-def test_on_a_gpu_batches_are_long_enough_where_no_more_fit_into_its_memory_or_a_graph():
+def test_on_a_gpu_batches_are_long_enough_where_no_more_fit_into_its_memory_or_a_batch():
     """Else a short kernel, of which a graph holds too few, would be timed again and again."""
     drawn = SimpleNamespace(bytes=2 << 20, results=[SimpleNamespace(bytes=1 << 20)])
     fit = int(GPU_PART * (1 << 10))  # inputs drawn, in two arenas and as many outputs elsewhere: of 1 MiB each

@@ -56,15 +56,12 @@ class Gate:
 
     def queue(self, copies: Sequence[Copy]) -> None:
         """Ask CUDA for all that is to happen once it is opened."""
-        stream, behind = self._stream, self._address + protocol.GATE
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         try:
-            for step, value in enumerate((self._value - 1, self._value), start=1):
-                self._words.wait(stream, self._word.data_ptr(), step)
-                self._words.write(stream, self._address, value)
-                self._words.wait(stream, behind, value)
-                if value < self._value:
-                    self._turned.record(stream)
+            self._queue_step(1, self._value - 1)
+            self._turned.record(stream)
+            self._queue_step(2, self._value)
             with torch.cuda.stream(stream):
                 for to, source in copies:
                     to.copy_(source)
@@ -72,6 +69,12 @@ class Gate:
         except BaseException:
             self.close()
             raise
+
+    def _queue_step(self, step: int, value: int) -> None:
+        """Once it is opened as far as `step`: write `value` to the candidate's word, and wait for it behind."""
+        self._words.wait(self._stream, self._word.data_ptr(), step)
+        self._words.write(self._stream, self._address, value)
+        self._words.wait(self._stream, self._address + protocol.GATE, value)
 
     def let_through(self) -> None:
         """Open it, whoever waits for what."""
