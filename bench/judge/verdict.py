@@ -13,7 +13,6 @@ from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.protocol import Report
 from kcap.bench.judge.input_pool import InputPool
 from kcap.errors import KcapError
-from kcap.replay.datasets.device_draws import mixed_words
 from kcap.replay.rebuild.memory import raw_bytes
 from kcap.replay.roofline.ceilings import Ceilings, kept_ceilings, raised_ceilings
 from kcap.replay.roofline.cost import cost_of_workload
@@ -87,7 +86,14 @@ def _summed(raw: torch.Tensor) -> torch.Tensor:
     """Words by which bytes on a GPU are told from others: copying all of them takes longer than what is judged."""
     words = torch.nn.functional.pad(raw, (0, -len(raw) % 8)).view(torch.int64)
     places = torch.arange(len(words), device=raw.device)
-    return torch.stack([(words * (mixed_words(places + start) | 1)).sum() for start in (1, len(words) + 1)]).cpu()
+    return torch.stack([(words * (_mixed(places + start) | 1)).sum() for start in (1, len(words) + 1)]).cpu()
+
+
+def _mixed(word: torch.Tensor) -> torch.Tensor:
+    """Of int64, each bit depends on all bits of `word`: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    for bits, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        word = (word ^ (word >> bits & (1 << 64 - bits) - 1)) * factor
+    return word ^ (word >> 31 & (1 << 33) - 1)
 
 
 def is_unwritten(outputs: Sequence[torch.Tensor]) -> bool:

@@ -1,180 +1,162 @@
-"""The inputs of many invocations, drawn on a GPU: as float_draws.cpp draws floats, by torch's own kernels.
+"""The inputs of many invocations, drawn on a GPU: as float_draws.cpp draws floats, each kind by one Triton kernel.
 
-Each number is a function of a stream, an invocation's number and a place (SplitMix64; Steele, Lea and Flood, 2014), so
-that an invocation that is drawn alone has the same bits as among others. The words are those of float_draws.cpp; what
-is made of them may differ in its last bit. Nothing is reduced: the order of a sum depends on sizes.
+Each number is a function of a stream, an invocation's number and a place (SplitMix64; Steele, Lea and Flood, 2014). So
+that an invocation that is drawn alone has the same bits as among others, nothing is reduced, for the order of a sum
+depends on sizes, and no product is fused with a sum. The words are those of float_draws.cpp; what is made of them may
+differ in its last bit.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
-GOLDEN = 0x9E3779B97F4A7C15
-TILE = 1 << 25  # elements that are drawn at a time
-IntegerRange: TypeAlias = tuple[int, int]  # the least and the greatest
-OF_BOOL = (0, 255)  # what bools are made of
+from kcap.replay.rebuild.rebuild import IntegerRange
 
-
-@dataclass(frozen=True)
-class RowShape:
-    """Of a tensor's rows: how many, elements of each, parts of each, and of the shortest with an outlier."""
-
-    rows: int
-    width: int
-    parts: int
-    shortest_with_outlier: int
+BLOCK = 1024  # elements of a program
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+BIT_OF_BOOLS = 7
 
 
 def fill_floats(
     place: torch.Tensor,
     pool: torch.Tensor,
     spread: tuple[float, float, float],
-    shape: RowShape,
+    shape: tuple[int, int, int],
     stream: int,
     first: int,
 ) -> None:
     """Fill `place`, [invocations, elements], with floats of the invocations from number `first` on.
 
     `pool`: [pieces, elements of a piece] in float32; `spread`: octaves, offset and outlier, as
-    kcap.replay.datasets.spreads.Spread has them.
+    kcap.replay.datasets.spreads.Spread has them; `shape`: elements of a row, parts of one, and elements of the shortest
+    with an outlier.
     """
-    streams = [stream & _MASK]
-    for _ in range(4):
-        streams.append(_mixed_int(streams[-1]))
-    high = max(min(TILE // max(shape.width, 1), shape.rows), 1)
-    many = max(TILE // max(shape.rows * shape.width, 1), 1)
-    for begin in range(0, len(place), many):
-        part = place[begin : begin + many]
-        starts = [_starts(one, first + begin, len(part), place.device) for one in streams]
-        for row in range(0, shape.rows, high):
-            rows = range(row, min(row + high, shape.rows))
-            _fill_rows(part[:, rows.start * shape.width : rows.stop * shape.width], rows, pool, spread, shape, starts)
+    (octaves, offset, outlier), (width, parts, shortest) = spread, shape
+    largest = math.sqrt(width) * outlier if width >= shortest else 0.0
+    _launch(_floats, place, pool, *pool.shape, width, width // parts, octaves, offset, largest, stream, first)
 
 
 def fill_pieces(place: torch.Tensor, pool: torch.Tensor, stream: int, first: int) -> None:
     """Fill `place`, [invocations, bytes], with pieces of `pool`, [pieces, bytes of a piece], as they are."""
-    size, piece = place.shape[1], pool.shape[1]
-    many = max(TILE // max(size, 1), 1)
-    for begin in range(0, len(place), many):
-        part = place[begin : begin + many]
-        starts = _starts(stream, first + begin, len(part), place.device)
-        words = _words(starts, torch.arange(-(-size // piece), device=place.device))
-        part.copy_(pool[_below(words, len(pool))].flatten(1)[:, :size])
+    _launch(_pieces, place, pool, *pool.shape, stream, first)
 
 
 def fill_integers(place: torch.Tensor, span: IntegerRange, stream: int, first: int, width: int | None = None) -> None:
-    """Fill `place`, [invocations, elements], with integers of `span`, or so many that `as_integers` makes bools.
+    """Fill `place`, [invocations, elements], with integers of `span`, of which bools are BIT_OF_BOOLS.
 
     `width`: elements of a row, each of which leaves out up to a quarter at either end; None: the whole span.
     """
-    size, (low, high) = place.shape[1], span
-    many = max(TILE // max(size, 1), 1)
-    for begin in range(0, len(place), many):
-        part = place[begin : begin + many]
-        starts, of_rows = (
-            _starts(one, first + begin, len(part), place.device) for one in (stream, _mixed_int(stream & _MASK))
-        )
-        for at in range(0, size, TILE):
-            columns = torch.arange(at, min(at + TILE, size), device=place.device)
-            count, least = high - low + 1, low
-            if width is not None:
-                moves = _words(of_rows, columns // width)
-                least = low + _below(moves, count // 4 + 1)
-                count = count - (least - low) - _below(moves << 32, count // 4 + 1)
-            part[:, at : at + len(columns)] = as_integers(_below(_words(starts, columns), count) + least, place.dtype)
+    (low, high), bit = span, 0
+    if place.dtype == torch.bool:
+        place, bit = place.view(torch.uint8), BIT_OF_BOOLS
+    count = high - low + 1
+    most_left_out = 0 if width is None else count // 4
+    _launch(_integers, place, low, count, most_left_out, width or place.shape[1], bit, stream, first)
 
 
-def as_integers(drawn: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What is stored as `dtype`: numbers as they are; of OF_BOOL, whether they are in its upper half."""
-    return drawn > OF_BOOL[1] // 2 if dtype == torch.bool else drawn
+def _launch(kernel: Any, place: torch.Tensor, *arguments: Any) -> None:
+    programs = len(place) * triton.cdiv(place.shape[1], BLOCK)
+    with torch.cuda.device_of(place):
+        kernel[(programs,)](place, place.stride(0), place.shape[1], *arguments, BLOCK, enable_fp_fusion=False)
 
 
-def _fill_rows(
-    place: torch.Tensor,
-    rows: range,
-    pool: torch.Tensor,
-    spread: tuple[float, float, float],
-    shape: RowShape,
-    starts: list[torch.Tensor],
-) -> None:
-    """Fill `place`, [invocations, rows * width], with the rows `rows` of some invocations."""
-    octaves, offset, outlier = spread
-    in_pieces, of_rows, overall, of_outliers, of_parts = starts
-    width, parts, piece, device = shape.width, shape.parts, pool.shape[1], pool.device
-    row_places = torch.arange(rows.start, rows.stop, device=device)
-    words = _words(of_rows, row_places)
-    all_of_it = _high(_words(overall, torch.zeros(1, dtype=torch.int64, device=device)))
-    scale = torch.exp2(octaves * 2 * (_high(words) + all_of_it - 1))
-    uneven = _words(of_parts, torch.arange(rows.start * parts, rows.stop * parts, device=device))
-    uneven = uneven.view(len(uneven), len(rows), parts)
-    own = scale[..., None] * torch.exp2(octaves * (2 * _high(uneven) - 1))
-    moved = offset * ((2 * _low(words) - 1)[..., None] * scale[..., None] + (_low(uneven) - 0.5) * own)
-    begin, end = rows.start * width, rows.stop * width
-    pieces = torch.arange(begin // piece, -(-end // piece), device=device)
-    chosen = _below(_words(in_pieces, pieces), len(pool))
-    skipped = begin % piece
-    numbers = pool[chosen].flatten(1)[:, skipped : skipped + end - begin].reshape(-1, len(rows), parts, width // parts)
-    torch.add(numbers.mul_(own[..., None]), moved[..., None], out=place.view(numbers.shape))
-    if width >= shape.shortest_with_outlier and outlier:
-        words = _words(of_outliers, row_places)
-        size = math.sqrt(width) * outlier * torch.exp2(-2 * _low(words)) * scale
-        column, whole = _below(words, width)[..., None], place.view(-1, len(rows), width)
-        signed = torch.where(words & 1 != 0, size, -size)[..., None].to(place.dtype)
-        whole.scatter_(2, column, torch.where((words & 2 != 0)[..., None], signed, whole.gather(2, column)))
+# No value is a constant of a kernel, or known to be a multiple of anything: each has one form for all sizes.
+_compiled = triton.jit(
+    do_not_specialize=[
+        "stride", "size", "pieces", "piece", "width", "part", "low", "count", "most_left_out", "bit", "stream",
+        "first",
+    ]
+)  # fmt: skip
 
 
-_MASK = (1 << 64) - 1
-_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-
-
-def _mixed_int(word: int) -> int:
-    word = ((word ^ (word >> 30)) * _MIX[0]) & _MASK
-    word = ((word ^ (word >> 27)) * _MIX[1]) & _MASK
+@triton.jit
+def _mixed(word):
+    """SplitMix64's finalizer: each bit of a word depends on all bits of what it is made of."""
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB
     return word ^ (word >> 31)
 
 
-def _signed(word: int) -> int:
-    """The same bits as an int64."""
-    return (word & _MASK) - ((word & (1 << 63)) << 1)
+@triton.jit
+def _word(stream, number, place):
+    """Of a place of an invocation."""
+    start = _mixed(stream + number * GOLDEN)
+    return _mixed(start + (place.to(tl.uint64) + 1) * GOLDEN)
 
 
-def _shifted(word: torch.Tensor, bits: int) -> torch.Tensor:
-    """To the right, with zeros coming in."""
-    return (word >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def mixed_words(word: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finalizer, of int64: each bit of a word depends on all bits of what it is made of."""
-    word = (word ^ _shifted(word, 30)) * _signed(_MIX[0])
-    word = (word ^ _shifted(word, 27)) * _signed(_MIX[1])
-    return word ^ _shifted(word, 31)
-
-
-def _starts(stream: int, first: int, count: int, device: torch.device) -> torch.Tensor:
-    """Where the words of each of `count` invocations begin, [invocations, 1]."""
-    numbers = torch.arange(first, first + count, device=device)[:, None]
-    return mixed_words(numbers * _signed(GOLDEN) + _signed(stream))
-
-
-def _words(starts: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """[invocations, places]."""
-    return mixed_words(starts + (places + 1) * _signed(GOLDEN))
-
-
-def _high(word: torch.Tensor) -> torch.Tensor:
+@triton.jit
+def _high(word):
     """A number of [0, 1), of the upper bits."""
-    return _shifted(word, 40).float() * 2.0**-24
+    return (word >> 40).to(tl.float32) * 5.9604644775390625e-08
 
 
-def _low(word: torch.Tensor) -> torch.Tensor:
+@triton.jit
+def _low(word):
     """Another, of those below them."""
-    return (_shifted(word, 16) & 0xFFFFFF).float() * 2.0**-24
+    return ((word >> 16) & 0xFFFFFF).to(tl.float32) * 5.9604644775390625e-08
 
 
-def _below(word: torch.Tensor, limit: int | torch.Tensor) -> torch.Tensor:
+@triton.jit
+def _below(word, limit):
     """An integer of [0, limit), of the upper 32 bits."""
-    return _shifted(_shifted(word, 32) * limit, 32)
+    return ((word >> 32) * limit.to(tl.uint64)) >> 32
+
+
+@triton.jit
+def _elements(place, stride, size, first, BLOCK: tl.constexpr):
+    """Of this program: where they are, which of their invocation's, which of them there are, and its number."""
+    blocks = (size - 1) // BLOCK + 1
+    invocation = (tl.program_id(0) // blocks).to(tl.int64)
+    at = (tl.program_id(0) % blocks).to(size.dtype) * BLOCK + tl.arange(0, BLOCK)
+    there = (at >= 0) & (at < size)  # after 2**31 comes less than 0
+    return place + invocation * stride + at, at, there, first.to(tl.uint64) + invocation.to(tl.uint64)
+
+
+@_compiled
+def _floats(
+    place, stride, size, pool, pieces, piece, width, part, octaves, offset, largest, stream, first, BLOCK: tl.constexpr
+):  # fmt: skip
+    target, at, there, number = _elements(place, stride, size, first, BLOCK)
+    of_pieces = stream.to(tl.uint64)
+    of_rows = _mixed(of_pieces)
+    overall = _mixed(of_rows)
+    of_outliers = _mixed(overall)
+    of_parts = _mixed(of_outliers)
+    row = at // width
+    word = _word(of_rows, number, row)
+    scale = tl.exp2(octaves * 2 * (_high(word) + _high(_word(overall, number, at * 0)) - 1))
+    uneven = _word(of_parts, number, at // part)
+    own = scale * tl.exp2(octaves * (2 * _high(uneven) - 1))
+    moved = offset * ((2 * _low(word) - 1) * scale + (_low(uneven) - 0.5) * own)
+    chosen = _below(_word(of_pieces, number, at // piece), pieces).to(tl.int64)
+    value = tl.load(pool + chosen * piece + at % piece, mask=there, other=0.0) * own + moved
+    word = _word(of_outliers, number, row)
+    outlier = largest * tl.exp2(-2 * _low(word)) * scale
+    outlier = tl.where((word & 1) != 0, outlier, -outlier)
+    has_one = (largest != 0) & ((word & 2) != 0) & (_below(word, width) == (at % width).to(tl.uint64))
+    tl.store(target, tl.where(has_one, outlier, value).to(place.dtype.element_ty), mask=there)
+
+
+@_compiled
+def _pieces(place, stride, size, pool, pieces, piece, stream, first, BLOCK: tl.constexpr):
+    target, at, there, number = _elements(place, stride, size, first, BLOCK)
+    chosen = _below(_word(stream.to(tl.uint64), number, at // piece), pieces).to(tl.int64)
+    tl.store(target, tl.load(pool + chosen * piece + at % piece, mask=there, other=0), mask=there)
+
+
+@_compiled
+def _integers(
+    place, stride, size, low, count, most_left_out, width, bit, stream, first, BLOCK: tl.constexpr
+):  # fmt: skip
+    target, at, there, number = _elements(place, stride, size, first, BLOCK)
+    of_elements = stream.to(tl.uint64)
+    moves = _word(_mixed(of_elements), number, at // width)
+    below = _below(moves, most_left_out + 1).to(tl.int64)
+    above = _below(moves << 32, most_left_out + 1).to(tl.int64)
+    value = _below(_word(of_elements, number, at), count - below - above).to(tl.int64) + low + below
+    tl.store(target, (value >> bit).to(place.dtype.element_ty), mask=there)

@@ -16,9 +16,8 @@ from typing import Any, Literal
 import torch
 
 from kcap.errors import FormatError, KcapError
-from kcap.replay.datasets.device_draws import IntegerRange
 from kcap.replay.rebuild import memory
-from kcap.replay.rebuild.rebuild import DATA_DTYPES, SMALL_INTEGERS
+from kcap.replay.rebuild.rebuild import DATA_DTYPES, SMALL_INTEGERS, IntegerRange
 from kcap.schemas.derive import constraints, families
 from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.derive.invocation import torch_dtype

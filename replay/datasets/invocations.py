@@ -28,11 +28,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from kcap.replay.datasets import device_draws
-from kcap.replay.datasets.device_draws import IntegerRange, RowShape, as_integers
 from kcap.replay.datasets.inputs import WorkloadInputs, draft_inputs, draw_tensor, make_inputs, read_given
 from kcap.replay.datasets.spreads import Spread, spreads_for, within_axes
-from kcap.replay.rebuild.rebuild import SMALL_INTEGERS
+from kcap.replay.rebuild.rebuild import SMALL_INTEGERS, IntegerRange
 from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.flashinfer.definition import Definition, Workload
 from kcap.system import native_build
@@ -42,6 +40,7 @@ PIECE_BYTES = 128
 POOL_ELEMENTS = 1 << 21
 SHORTEST_ROW = 16  # elements: what is shorter shares one scale with the rest of the tensor
 SHORTEST_WITH_OUTLIER = 32
+OF_BOOLS = (0, 255)  # what bools are made of: those of the upper half are true
 PARTS, LEAST_PARTED = 16, 512  # parts of a row that differ, and the elements of the shortest row that has them
 CHEAP_RULE_S = 1e-4  # a rule that takes no longer is followed for each invocation
 VARIANTS_S = 0.25  # of a seed, for rules that take longer
@@ -152,14 +151,14 @@ class InvocationDraws:
         by_row = None if dtype == "int8" and not self.spread.offset else width
         if place.is_cuda:
             stream = _stream(seed ^ self._secret, index)
-            device_draws.fill_integers(place.view(len(place), -1), span, stream, first, by_row)
+            _device_draws().fill_integers(place.view(len(place), -1), span, stream, first, by_row)
             return
         for offset, target in enumerate(place):
             _fill_integers(target, span, [seed, self._secret, first + offset, index], by_row)
 
     def _range(self, name: str, dtype: str) -> IntegerRange:
         if dtype == "bool":
-            return device_draws.OF_BOOL
+            return OF_BOOLS
         limits = np.iinfo(dtype)
         of_input = self.spread.integers.get(name, SMALL_INTEGERS)
         low, high = (limits.min, limits.max) if dtype == "int8" else of_input
@@ -180,7 +179,7 @@ class InvocationDraws:
             return
         chosen = place.new_empty((len(place), 1), dtype=torch.int64)
         count = min(self._variant_count or MOST_VARIANTS, MOST_VARIANTS)  # more would take longer than what they serve
-        device_draws.fill_integers(chosen, (0, count - 1), _stream(seed ^ self._secret, -1), first)
+        _device_draws().fill_integers(chosen, (0, count - 1), _stream(seed ^ self._secret, -1), first)
         place.copy_(self._variants_on_device(seed, name, count, place.device)[chosen.view(-1)])
 
     def _variants_on_device(self, seed: int, name: str, count: int, device: torch.device) -> torch.Tensor:
@@ -196,8 +195,8 @@ class InvocationDraws:
         pool, spread = self._pool(dtype, place.device), self.spread
         widest = spread.octaves, spread.offset, spread.outlier
         if place.is_cuda:
-            shape = RowShape(size // width, width, parts, SHORTEST_WITH_OUTLIER)
-            device_draws.fill_floats(place.view(len(place), -1), pool, widest, shape, stream, first)
+            shape = width, parts, SHORTEST_WITH_OUTLIER
+            _device_draws().fill_floats(place.view(len(place), -1), pool, widest, shape, stream, first)
             return
         _library().kcap_fill_floats(
             ctypes.c_void_p(place.data_ptr()),
@@ -216,7 +215,7 @@ class InvocationDraws:
         """Fill `place` with pieces of 8-bit floats as they are."""
         pool, raw = self._pool(dtype, place.device), place.view(torch.uint8).view(len(place), -1)
         if place.is_cuda:
-            device_draws.fill_pieces(raw, pool, stream, first)
+            _device_draws().fill_pieces(raw, pool, stream, first)
             return
         pieces = -(-raw.shape[1] // pool.shape[1])
         for offset, target in enumerate(raw):
@@ -274,6 +273,13 @@ class InvocationDraws:
         return {name: draft[name] for name in ruled}
 
 
+def _device_draws() -> Any:
+    """kcap.replay.datasets.device_draws, which is of no use without a GPU."""
+    from kcap.replay.datasets import device_draws
+
+    return device_draws
+
+
 @cache
 def _library() -> ctypes.CDLL:
     """native_build.Unavailable where it cannot be built."""
@@ -303,7 +309,8 @@ def _fill_integers(place: torch.Tensor, span: IntegerRange, key: list[int], widt
         wide >>= bits
         values = wide.astype(dtype)
         values += (low + moves[0]).astype(dtype)
-    place.copy_(as_integers(torch.from_numpy(values), place.dtype).view(place.shape))
+    drawn = torch.from_numpy(values).view(place.shape)
+    place.copy_(drawn > OF_BOOLS[1] // 2 if place.dtype == torch.bool else drawn)
 
 
 def _stream(seed: int, index: int) -> int:

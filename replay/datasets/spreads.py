@@ -9,8 +9,7 @@ import ast
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from kcap.replay.datasets.device_draws import IntegerRange
-from kcap.replay.rebuild.rebuild import SMALL_INTEGERS
+from kcap.replay.rebuild.rebuild import SMALL_INTEGERS, IntegerRange
 from kcap.schemas.files.python_source import parse
 from kcap.schemas.flashinfer.definition import Definition
 

@@ -169,7 +169,11 @@ def set_argument(bound: BoundCall, inputs: Inputs, name: str, value: Any) -> Non
 IndexLimit = Callable[[BoundCall], int]  # the first value that is no longer valid
 
 
-SMALL_INTEGERS = (1, 7)  # the range of an integer tensor of which nothing is known: without zero, so that it can divide
+IntegerRange: TypeAlias = tuple[int, int]  # the least and the greatest
+SMALL_INTEGERS: IntegerRange = (
+    1,
+    7,
+)  # the range of an integer tensor of which nothing is known: without zero, so that it can divide
 DATA_DTYPES = frozenset({"int8", "uint8"})  # quantized numbers, never wide enough to index with
 
 

@@ -65,7 +65,7 @@ QUIET = {
 }
 MOST_LOSS = 0.01  # of throughput
 LEAST_GAIN = 0.875  # of N times the Workloads a second: 1.75 of 2, 3.5 of 4
-SOLUTIONS, WORKLOADS = 4, 10  # that are judged: on one H100 in some 100 s, compiling included
+SOLUTIONS, WORKLOADS = 4, 12  # that are judged: on one H100 in some 110 s, compiling included
 LACKS = "import importlib.util as util; raise SystemExit(util.find_spec('{}') is None)"  # of a Python: the engine
 
 
@@ -307,15 +307,20 @@ def once(outcomes: Sequence[Outcome]) -> bool:
 
 
 def rate(outcomes: Sequence[Outcome]) -> float:
-    """Outcomes a second, without the first of each device: what starting takes is not in it."""
+    """Outcomes a second while all devices are at work: from when each has judged its first, until one has no more."""
     by_device = defaultdict(list)
     for one in outcomes:
-        by_device[one.device].append((datetime.fromisoformat(one.timestamp).timestamp(), one.seconds))
-    later = [judged for of_device in by_device.values() for judged in sorted(of_device)[1:]]
-    if not later:
+        began = datetime.fromisoformat(one.timestamp).timestamp()
+        by_device[one.device].append((began, began + one.seconds))
+    if not by_device:
         return 0.0
-    began, ended = min(began for began, _ in later), max(began + seconds for began, seconds in later)
-    return len(later) / max(ended - began, 1.0)
+    start = max(min(ended for _, ended in judged) for judged in by_device.values())
+    end = min(max(ended for _, ended in judged) for judged in by_device.values())
+    spans = [
+        (max(began, start), min(ended, end), ended - began) for each in by_device.values() for began, ended in each
+    ]
+    parts = sum((until - since) / max(whole, 1e-3) for since, until, whole in spans if until > since)
+    return parts / max(end - start, 1.0)
 
 
 def harm_judges(cluster: Any, nodes: Sequence[Any], outcomes: Path, until: float) -> None:
