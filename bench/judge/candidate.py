@@ -208,17 +208,16 @@ class Candidate(Process):
         """A graph of `count` invocations, which waits at the gate, and `copies` of what it leaves, by a clock that runs
         from when that is opened; None where anything else ran on the GPU before, or all had not come through in time.
 
-        Its process stands still meanwhile. A graph that needs its process, or longer than PATIENCE_S, has no gate from
-        then on.
+        Its process stands still meanwhile. What needs it, or longer than PATIENCE_S, has no gate from then on.
         """
         work = self.workload
         assert work is not None
         work.gate_value += 2  # it opens in two steps
         address, value, spent = work.gate_address, work.gate_value, self.spent
         try:
-            with gpu.at_gate(address, value, (self.limits.timeout - spent) / 2):
+            with gpu.at_gate(address, value, (self.limits.timeout - spent) / 2) as watch:
                 prepared = self.ask(protocol.prepare_message(count, 0, value)).report
-                if prepared.code != protocol.FINE or not prepared.method or not gpu.gates:
+                if prepared.code != protocol.FINE or not prepared.method or watch.over:
                     gpu.open_gate(address, value)
                     work.gated, self.spent = False, spent
                     return None
@@ -230,15 +229,16 @@ class Candidate(Process):
             self.spent += (time.perf_counter_ns() - gate.began_ns) / 1e9
             report = self.ask(protocol.run_message(count, 0)).report
             if report.code == protocol.FINE:
-                work.gated = gate.passed_within(PATIENCE_S) and gate.elapsed_ns < PATIENCE_S * 1e9
-            if report.code != protocol.FINE and not gpu.gates:
+                work.gated = not watch.over and gate.passed_within(PATIENCE_S) and gate.elapsed_ns < PATIENCE_S * 1e9
+                gpu.gates_worked |= work.gated
+            elif watch.over:
                 raise KcapError(f"what waits at a gate on {gpu.device} does not get on")
         except Exception:
             self.end(keep=True)  # it may wait there still
             raise
         finally:
             self._close_gate()
-        if report.code == protocol.FINE and not (undisturbed and gpu.gates and work.gated):
+        if report.code == protocol.FINE and not (undisturbed and work.gated):
             return None
         return Done(report, gate.elapsed_ns)
 

@@ -320,17 +320,22 @@ def test_without_gates_a_process_replays_its_graph_itself(forked, start, drawn, 
     assert all(torch.equal(outputs[0], right(one, 5, number)) for number, outputs in done.outputs.items())
 
 
-def test_what_does_not_get_on_at_a_gate_is_timed_without(forked, start, drawn, monkeypatch):
+@pytest.mark.parametrize("before", [True, False])
+def test_what_does_not_get_on_at_a_gate_is_timed_without(forked, start, drawn, monkeypatch, before):
+    """Where a gate worked before, that is this Workload's; else the driver's."""
     memory = forked.limits.gpu_memory
     monkeypatch.setattr("kcap.bench.judge.driver.gpu_memory.STUCK_S", 0.1)
+    monkeypatch.setattr(memory, "gates_worked", before)
     monkeypatch.setattr(memory, "gates", True)  # is set back to it
     one = start("double")
     one.open(drawn, sets=4)
     deliver = one.workload.arena.deliver
     monkeypatch.setattr(one.workload.arena, "deliver", lambda: time.sleep(0.3) or deliver())
     done = one.run(range(4), 5, chosen=4)
-    assert not memory.gates and done.report.code == protocol.FINE
+    assert memory.gates == before and not one.gated and done.report.code == protocol.FINE
     assert all(torch.equal(outputs[0], right(one, 5, number)) for number, outputs in done.outputs.items())
+    one.open(drawn, sets=2)
+    assert one.gated == before
 
 
 @pytest.mark.parametrize("graphs", [True, False])

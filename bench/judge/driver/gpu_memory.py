@@ -72,6 +72,13 @@ class MappedMemory:
             os.close(self.descriptor)
 
 
+@dataclass
+class GateWatch:
+    """`over`: what was to happen at a gate has taken too long, and that was opened."""
+
+    over: bool = False
+
+
 class GpuMemory:
     """Of one GPU, in the judge's process; KcapError where its memory cannot be shared. `library`: of CUDA's driver."""
 
@@ -86,7 +93,8 @@ class GpuMemory:
             raise KcapError(f"others use {device}: nothing can be judged beside them")
         self.share(1).close()
         self._gate: Gate | None = None
-        self.gates = self._open_gates()  # until one does not work
+        self.gates = self._open_gates()  # until one is given up and none has worked
+        self.gates_worked = False
 
     def share(self, size: int) -> MappedMemory:
         """New memory of at least `size` bytes; KcapError where there is none."""
@@ -148,23 +156,24 @@ class GpuMemory:
         return True
 
     @contextmanager
-    def at_gate(self, address: int, value: int, seconds: float) -> Iterator[None]:
+    def at_gate(self, address: int, value: int, seconds: float) -> Iterator[GateWatch]:
         """For all that is done from when a candidate's work is launched at a gate until that is opened. Where it does
-        not get on for `seconds`, at least LEAST_STUCK_S and at most STUCK_S, because a driver lets one wait for the
-        other, the gate is opened, and there are none any more.
+        not get on for `seconds`, at least LEAST_STUCK_S and at most STUCK_S, the gate is opened. If none has worked
+        before, this driver lets one wait for the other, and there are none any more.
         """
+        watch = GateWatch()
         longest = min(max(seconds, LEAST_STUCK_S), STUCK_S)
-        timer = threading.Timer(longest, self._give_up_gates, (address, value))
+        timer = threading.Timer(longest, self._give_up, (watch, address, value))
         timer.daemon = True
         timer.start()
         try:
-            yield
+            yield watch
         finally:
             timer.cancel()
             timer.join(STUCK_S)
 
-    def _give_up_gates(self, address: int, value: int) -> None:
-        self.gates = False
+    def _give_up(self, watch: GateWatch, address: int, value: int) -> None:
+        watch.over, self.gates = True, self.gates_worked
         if self._gate is not None:
             self._gate.let_through()
         self.open_gate(address, value)
