@@ -250,10 +250,11 @@ def _outputs(nodes: Nodes, binding: Binding) -> Outputs:
 def _with_read_sums(nodes: Nodes) -> Nodes:
     """Inductor sums in one kernel and divides in those that read the mean: what is no node's buffer is such a sum.
 
-    Several are the means' in their order, where there are as many.
+    Several are the means' in their order, where there are as many. What has no layout is what a library's kernel wrote.
     """
     fragment = nodes.fragment
-    sums = sorted({name for name in (*fragment.reads, *fragment.writes) if SUM_BUFFER.fullmatch(name)}, key=_number)
+    typed = {name for name, layout in fragment.reads.items() if layout}.union(fragment.writes)
+    sums = sorted(filter(SUM_BUFFER.fullmatch, typed), key=_number)
     means = [operation for operation in fragment.operations.values() if operation.target == MEAN]
     read = {}
     for buffer, mean in zip(sums, means, strict=False) if len(sums) == len(means) else ():

@@ -22,7 +22,7 @@ def kernels_in(file: str) -> list[tuple[Call, str]]:
     return [(Call.model_validate(line["call"]), str(line["fragment"])) for line in lines]
 
 
-MEANS = kernels_in("h200_means.jsonl")  # that one kernel sums and others divide
+MEANS = [*kernels_in("h200_means.jsonl"), *kernels_in("cpu_means.jsonl")]  # that one kernel sums and others divide
 KERNELS = [*kernels_in("h200.jsonl"), *MEANS]
 IDS = [call.operator.split("::")[1] for call, _ in KERNELS]
 
