@@ -16,7 +16,7 @@ MakeTensor = Callable[[], torch.Tensor]
 ATTEND = '''CHUNK = 512  # queries at once: bounds the memory that logits take
 
 
-def attend(q, k, v, sm_scale{sinks}):
+def attend(q, k, v, sm_scale{more}):
     """q: [num_q, heads, dim], k and v: [num_kv, kv_heads, dim], float32; the last query stands at the last key."""
     num_q, num_kv, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -26,7 +26,7 @@ def attend(q, k, v, sm_scale{sinks}):
     for start in range(0, num_q, CHUNK):
         rows = slice(start, start + CHUNK)
         logits = torch.einsum("qhd,khd->qhk", q[rows], k) * sm_scale
-{cap}{mask}{sink}        outputs.append(torch.einsum("qhk,khd->qhd", torch.softmax(logits, dim=-1){keys}, v))
+{cap}{bias}{mask}{sink}        outputs.append(torch.einsum("qhk,khd->qhd", torch.softmax(logits, dim=-1){keys}, v))
         lses.append(torch.logsumexp(logits, dim=-1) / math.log(2.0))
     return torch.cat(outputs), torch.cat(lses)
 '''
@@ -35,7 +35,9 @@ PREFILL = "prefill: hardly a batch has the sizes of another"  # why no kernel of
 SCALE_DESCRIPTION = "Softmax scale. Default is (1/sqrt(head_dim))."
 LSE_DESCRIPTION = "The 2-based log-sum-exp of attention logits."
 SINKS_DESCRIPTION = "A logit of each head that no key has: it takes its share of the softmax."
+SLOPES_DESCRIPTION = "Of each head, by how much a logit falls with each key between it and the query."
 CAP = "        logits = {softcap} * torch.tanh(logits / {softcap})\n"
+BIAS = "        logits += alibi_slopes[:, None] * (kv_pos[None, None, :] - q_pos[rows, None, None])\n"
 MASK = '        logits.masked_fill_(({hidden})[:, None, :], float("-inf"))\n'
 LATER = "kv_pos[None, :] > q_pos[rows, None]{right}"
 EARLIER = "kv_pos[None, :] < q_pos[rows, None] - {window}"
@@ -48,7 +50,8 @@ class AttentionVariant:
 
     `window`, `right`: keys before and after the query's own that it sees, -1: all; under a causal mask none after it.
     `softcap`: the bound that a tanh keeps the logits in (Gemma 2, arXiv:2408.00118), 0: none. `sinks`: a logit of each
-    head that no key has, [heads] (gpt-oss, arXiv:2508.10925).
+    head that no key has, [heads] (gpt-oss, arXiv:2508.10925). `alibi_slopes`: by how much a logit falls with each
+    key between it and the query, [heads] (ALiBi, arXiv:2108.12409).
     """
 
     causal: bool = True
@@ -56,13 +59,15 @@ class AttentionVariant:
     right: int = -1
     softcap: float = 0.0
     sinks: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
 
     @property
     def words(self) -> str:
         """All of it but the causal mask, in a Definition's name."""
         words = f"_window{self.window}" if self.window >= 0 else ""
         words += f"_right{self.right}" if self.right >= 0 and not self.causal else ""
-        return words + (f"_softcap{self.softcap:g}" if self.softcap else "") + ("_sinks" if self.has_sinks else "")
+        words += (f"_softcap{self.softcap:g}" if self.softcap else "") + ("_sinks" if self.has_sinks else "")
+        return words + ("_alibi" if self.alibi_slopes is not None else "")
 
     @property
     def has_sinks(self) -> bool:
@@ -70,9 +75,17 @@ class AttentionVariant:
 
     def inputs(self) -> dict[str, TensorArg]:
         """The inputs of a Definition that it adds, last in order."""
-        if self.sinks is None:
-            return {}
-        return {"sinks": tensor_arg(self.sinks, "num_qo_heads", description=SINKS_DESCRIPTION)}
+        added = {"sinks": (self.sinks, SINKS_DESCRIPTION), "alibi_slopes": (self.alibi_slopes, SLOPES_DESCRIPTION)}
+        return {
+            name: tensor_arg(tensor, "num_qo_heads", description=description)
+            for name, (tensor, description) in added.items()
+            if tensor is not None
+        }
+
+    @property
+    def arguments(self) -> str:
+        """Those inputs as further arguments of a call."""
+        return "".join(f", {name}" for name in self.inputs())
 
     def attend_source(self) -> str:
         """The text of `attend`."""
@@ -81,8 +94,9 @@ class AttentionVariant:
         hidden += [EARLIER.format(window=self.window)] if self.window >= 0 else []
         any_hidden = " | ".join(f"({text})" for text in hidden) if len(hidden) > 1 else "".join(hidden)
         return ATTEND.format(
-            sinks=", sinks" if self.has_sinks else "",
+            more=self.arguments,
             cap=CAP.format(softcap=self.softcap) if self.softcap else "",
+            bias=BIAS if self.alibi_slopes is not None else "",
             mask=MASK.format(hidden=any_hidden) if hidden else "",
             sink=SINK if self.has_sinks else "",
             keys="[..., :num_kv]" if self.has_sinks else "",

@@ -70,7 +70,7 @@ def run({arguments}):
     lse = torch.full(q.shape[:2], -float("inf"), dtype=torch.float32, device=q.device)
 {gather}        k = k_cache[pages].flatten(0, 1)[:num_kv].to(torch.float32)
         v = v_cache[pages].flatten(0, 1)[:num_kv].to(torch.float32)
-        output[rows], lse[rows] = attend(q[rows].to(torch.float32), k, v, sm_scale{sinks})
+        output[rows], lse[rows] = attend(q[rows].to(torch.float32), k, v, sm_scale{more})
     return {returned}
 """
 
@@ -183,7 +183,7 @@ def _instance(attention: PagedAttention, form: _Form) -> KernelInstance:
     text = REFERENCE.format(
         attend=variant.attend_source(),
         arguments=", ".join(inputs),
-        sinks=", sinks" if variant.has_sinks else "",
+        more=variant.arguments,
         gather=form.gather,
         returned=f"output, {form.lse}" if "lse" in form.outputs else "output",
         h=h,
@@ -238,7 +238,7 @@ def attention_outputs(
 @family("gqa_paged", "_C::cpu_attention_with_kv_cache")
 def cpu_attention(call: Invocation) -> KernelInstance:
     """vLLM's on CPU. Its window counts the query's own key. The layout of the caches is read from the metadata."""
-    call.refuse("alibi_slopes", "dynamic_causal")
+    call.refuse("dynamic_causal")
     q, lengths, window = call.tensor("query"), call.tensor("seq_lens"), int(call.number("sliding_window_size"))
     k, v = unpacked_caches(call.tensor("key_cache"), call.tensor("value_cache"), call.optional("scheduler_metadata"))
     table = PageTable(call.tensor("block_table"), lengths, OperatorFacts(hints=("scheduler_metadata",)))
@@ -261,6 +261,7 @@ def cpu_attention(call: Invocation) -> KernelInstance:
                 window=window - 1 if window > 0 else -1,
                 softcap=float(call.number("softcap")) if call["softcap"] else 0.0,
                 sinks=call.optional("s_aux"),
+                alibi_slopes=call.optional("alibi_slopes"),
             ),
         )
     )
@@ -305,8 +306,7 @@ def _wrapped(call: Invocation, indptr: str, indices: str, last: str, starts: tor
 
 
 UNMODELLED_BY_TRITON = (
-    *("USE_ALIBI_SLOPES", "USE_ALIBI_SQRT", "USE_QQ_BIAS", "USE_MM_PREFIX", "USE_FP8"),
-    *("IS_3D", "KV_QUANT_MODE", "Q_IS_FP8"),
+    *("USE_ALIBI_SQRT", "USE_QQ_BIAS", "USE_MM_PREFIX", "USE_FP8", "IS_3D", "KV_QUANT_MODE", "Q_IS_FP8"),
 )
 
 
@@ -337,6 +337,7 @@ def unified_attention(call: Invocation) -> KernelInstance:
                 window=int(call.number("SLIDING_WINDOW")) - 1,
                 softcap=float(call.number("softcap")) if call["USE_SOFTCAP"] else 0.0,
                 sinks=call.tensor("sink_ptr") if call["USE_SINKS"] else None,
+                alibi_slopes=call.tensor("alibi_slopes_ptr") if call["USE_ALIBI_SLOPES"] else None,
             ),
         )
     )

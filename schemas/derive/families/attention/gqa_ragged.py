@@ -43,7 +43,7 @@ def run({arguments}):
         if rows.start == rows.stop or keys.start == keys.stop:
             continue
         q_b, k_b, v_b = q[rows].to(torch.float32), k[keys].to(torch.float32), v[keys].to(torch.float32)
-        output[rows], lse[rows] = attend(q_b, k_b, v_b, sm_scale{sinks})
+        output[rows], lse[rows] = attend(q_b, k_b, v_b, sm_scale{more})
     return {returned}
 """
 
@@ -106,7 +106,7 @@ def ragged_attention(attention: RaggedAttention) -> KernelInstance:
         reference=REFERENCE.format(
             attend=variant.attend_source(),
             arguments=", ".join(inputs),
-            sinks=", sinks" if variant.has_sinks else "",
+            more=variant.arguments,
             returned="output, lse" if attention.lse else "output",
             h=h,
             kv=kv,

@@ -154,6 +154,12 @@ def _names_pages_otherwise(draft: WorkloadDraft, axis: str) -> bool:
     return any(axis in shape[1:] for shape in shapes) or any(fnmatchcase(n, t) for n in inputs for t in PAGE_TABLES)
 
 
+@valid_input("alibi_slopes")
+def alibi_slopes(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """Between those of the first and of the last head of eight (ALiBi, arXiv:2108.12409)."""
+    return torch.exp2(-draft.reals(1.0, 8.0, draft.shape(name)))
+
+
 @valid_input("mask", "*_mask")
 def mask(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     """Random, but True for the first key of each row: an empty row has no softmax."""

@@ -102,6 +102,17 @@ def test_sinks_are_vllms_cpu_operators(vllm: Callable[..., Any], queries: list[i
         assert "_window15_sinks_" in kernel.name
 
 
+@pytest.mark.parametrize("queries", [[1, 1], [70, 1]])
+def test_biases_by_distance_are_vllms_cpu_operators(vllm: Callable[..., Any], queries: list[int]):
+    requests, slopes = batch(queries, [90, 64], 32), torch.exp2(-torch.arange(1.0, HEADS + 1))
+    for dtype in (torch.bfloat16, torch.float32):
+        more = on_cpu(requests, dtype, alibi_slopes=slopes)
+        kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **more)
+        assert "_alibi_" in kernel.name and list(kernel.inputs)[-1] == "alibi_slopes"
+        without = kernel_of("_C::cpu_attention_with_kv_cache", **{**more, "alibi_slopes": None})
+        assert kernel.touched() == without.touched() + 4 * HEADS
+
+
 def test_attention_that_is_not_causal_is_vllms_cpu_operator(vllm: Callable[..., Any]):
     requests = batch([30, 7], [90, 64], 32)
     kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(requests, torch.float32, causal=False))
@@ -243,6 +254,9 @@ def test_unified_attention_in_triton(window: int):
     assert "_softcap50_" in capped.name
     sunk = kernel_of(operator, **tensors, **{**constants, "USE_SINKS": True, "sink_ptr": randn(HEADS)})
     assert "_sinks_" in sunk.name and list(sunk.inputs)[-1] == "sinks"
+    biased = {**constants, "USE_ALIBI_SLOPES": True, "alibi_slopes_ptr": randn(HEADS, dtype=torch.float32)}
+    assert "_alibi_" in kernel_of(operator, **tensors, **biased).name
+    assert declined(operator, **tensors, **{**biased, "USE_ALIBI_SQRT": True})
     for name in ("IS_3D", "USE_SINKS", "USE_ALIBI_SLOPES"):
         assert declined(operator, **tensors, **{**constants, name: True}), name
     assert declined(operator, **tensors, **{**constants, "CHUNK_LOOKBACK": 2})
