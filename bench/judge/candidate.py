@@ -15,7 +15,7 @@ from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.gate import Copy, Gate
 from kcap.bench.judge.driver.gpu_memory import GpuMemory, MappedMemory, Pieces
 from kcap.bench.judge.driver.protocol import Report, Result
-from kcap.bench.judge.input_pool import SEALS, Arena, ArenaMemory, InputPool, SetLayout, aligned
+from kcap.bench.judge.input_pool import SEALS, Arena, ArenaMemory, InputPool, OpenWorkload, SetLayout, aligned
 from kcap.bench.judge.process import Done, Process, ProcessEnded, Stirred
 from kcap.errors import KcapError
 from kcap.replay.rebuild.memory import raw_bytes
@@ -28,32 +28,6 @@ MOST_DISTURBED, MOST_AT_GATE = 5, 3  # runs, one after another; the first of the
 NOWHERE = "its outputs are nowhere"
 RANDOM = secrets.SystemRandom()
 CPU_ALIGN, CUDA_ALIGN = 64, 512  # bytes: of torch's allocators
-
-
-@dataclass
-class OpenWorkload:
-    """What a candidate has open. `addresses`: the descriptor of its outputs', on a GPU with the arena's behind them.
-    `gate_address`: there, of the words of its gate; `gate_value`: what opens it for the latest run. `gated`: until what
-    waits there does not get on.
-    """
-
-    drawn: InputPool
-    sets: int
-    addresses: int
-    arena: Arena
-    called: bool = False
-    gate_address: int = 0
-    gate_value: int = 0
-    gated: bool = True
-
-    def address(self, number: int) -> int:
-        (found,) = protocol.ADDRESS.unpack(
-            os.pread(self.addresses, protocol.ADDRESS.size, number * protocol.ADDRESS.size)
-        )
-        return int(found)
-
-    def close(self) -> None:
-        os.close(self.addresses)
 
 
 @dataclass(frozen=True)
@@ -82,9 +56,8 @@ class Candidate(Process):
 
     def open(self, drawn: InputPool, sets: int = FEW) -> None:
         """Make `drawn` the Workload that it runs, with inputs for `sets` invocations at a time."""
-        again = self.workload is not None and self.workload.drawn is drawn
-        called = again and self.workload is not None and self.workload.called
-        if not again:
+        before = self.workload if self.workload is not None and self.workload.drawn is drawn else None
+        if before is None:
             self.spent = self.compiled = 0.0
         self.forget()
         flags = protocol.DESTINATION * self.destination + protocol.GRAPHS * self.graphs
@@ -103,7 +76,13 @@ class Candidate(Process):
         except BaseException:
             os.close(addresses)
             raise
-        self.workload = OpenWorkload(drawn, sets, addresses, arena, called=called)
+        self.workload = OpenWorkload(drawn, sets, addresses, arena)
+        if before is not None:
+            self.workload.called, self.workload.stuck, self.workload.gated = (
+                before.called,
+                before.stuck,
+                not before.stuck,
+            )
         if gpu and isinstance(memory, MappedMemory):
             self.workload.gate_address = memory.base + gate
             memory.bytes[gate:].zero_()
@@ -208,7 +187,7 @@ class Candidate(Process):
         """A graph of `count` invocations, which waits at the gate, and `copies` of what it leaves, by a clock that runs
         from when that is opened; None where anything else ran on the GPU before, or all had not come through in time.
 
-        Its process stands still meanwhile. What needs it, or longer than PATIENCE_S, has no gate from then on.
+        Its process stands still meanwhile. What needs it, or takes PATIENCE_S, has no gate from then on.
         """
         work = self.workload
         assert work is not None
@@ -219,7 +198,10 @@ class Candidate(Process):
                 prepared = self.ask(protocol.prepare_message(count, 0, value)).report
                 if prepared.code != protocol.FINE or not prepared.method or watch.over:
                     gpu.open_gate(address, value)
-                    work.gated, self.spent = False, spent
+                    if watch.over and prepared.method:  # it may still be at work
+                        self.ask(protocol.run_message(count, 0))
+                    work.stuck, work.gated = watch.over, False
+                    self.spent = self.spent if gpu.gates_worked else spent
                     return None
                 gate = self.gate = gpu.gate(address, value, copies())
                 undisturbed = work.arena.deliver() and gpu.quiet()
@@ -227,7 +209,7 @@ class Candidate(Process):
             if not gate.passed_within(PATIENCE_S):
                 gpu.open_gate(address, value)
             self.spent += (time.perf_counter_ns() - gate.began_ns) / 1e9
-            report = self.ask(protocol.run_message(count, 0)).report
+            report, work.stuck = self.ask(protocol.run_message(count, 0)).report, watch.over
             if report.code == protocol.FINE:
                 work.gated = not watch.over and gate.passed_within(PATIENCE_S) and gate.elapsed_ns < PATIENCE_S * 1e9
                 gpu.gates_worked |= work.gated

@@ -233,4 +233,31 @@ class Arena:
         return found
 
 
+@dataclass
+class OpenWorkload:
+    """What a candidate has open. `addresses`: the descriptor of its outputs', on a GPU with the arena's behind them.
+    `gate_address`: there, of the words of its gate; `gate_value`: what opens it for the latest run. `gated`: until what
+    waits there does not get on; `stuck`: for good, however often it is opened.
+    """
+
+    drawn: InputPool
+    sets: int
+    addresses: int
+    arena: Arena
+    called: bool = False
+    gate_address: int = 0
+    gate_value: int = 0
+    gated: bool = True
+    stuck: bool = False
+
+    def address(self, number: int) -> int:
+        (found,) = protocol.ADDRESS.unpack(
+            os.pread(self.addresses, protocol.ADDRESS.size, number * protocol.ADDRESS.size)
+        )
+        return int(found)
+
+    def close(self) -> None:
+        os.close(self.addresses)
+
+
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

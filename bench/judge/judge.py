@@ -39,6 +39,7 @@ from kcap.schemas.results.outcome import Clocked, Outcome, Status
 
 REFERENCE_FACTOR = 3  # times the seconds that a Solution gets: it is asked more
 MOST_TOLD = 200  # characters of why something cannot be captured
+NO_GATE = "it could not wait, takes long, or needs its process"
 MOST_DEATHS = 3  # of one Solution's processes, before the rest of its Workloads are not tried
 
 
@@ -140,16 +141,17 @@ class Judge:
             return self._attempt(solution, definition, workload)
         notes = [*truth.drawn.example.notes, *truth.precision.notes, *verdict.get("notes", ())]
         caveats = timing_caveats(verdict.get("time"))
-        return {**verdict, "notes": [*notes, *caveats, *self._uncaptured(definition)]}
+        return {**verdict, "notes": [*notes, *caveats, *self._launched(definition, truth)]}
 
-    def _uncaptured(self, definition: Definition) -> Iterator[str]:
+    def _launched(self, definition: Definition, truth: ReferenceOracle) -> Iterator[str]:
         """What is launched while the clock runs, and why."""
         gpu, ours = self.limits.gpu_memory, self.running.uncaptured if self.running else None
-        work = self.running.candidate.workload if self.running and self.running.candidate else None
+        candidate = self.running.candidate if self.running else None
         if gpu and not gpu.gates:
             yield f"graphs are launched while the clock runs: on {gpu.device} one could not wait for it"
-        elif gpu and work and not work.gated:
-            yield "its graph is launched while the clock runs: it could not wait, takes long, or needs its process"
+        for whose, one in (("its", candidate), ("its reference's", truth.timed)) if gpu and gpu.gates else ():
+            if one and one.workload and not one.workload.gated:
+                yield f"{whose} graph is launched while the clock runs: {NO_GATE}"
         for what, why in (("it", ours), ("its reference", self.uncaptured.get(definition.name))):
             if why is not None:
                 first, _, _ = why.partition("\n")

@@ -60,7 +60,9 @@ class Trial:
             raise
 
     def _times(self) -> TimedPair:
-        drawn = self.truth.drawn
+        drawn, gpu = self.truth.drawn, self.candidate.limits.gpu_memory
+        if gpu and gpu.gates and not gpu.gates_worked:
+            self.truth.timed.nothing()  # whether gates work is seen by no Solution's
         self.candidate.open(drawn)
         self._before()
         theirs = size_batches(self.truth.timed, drawn, at_fault, self.reference_count, sure=True)

@@ -26,6 +26,7 @@ from kcap.bench.judge.process import GPU_SETTINGS, ForkServer, ForkServerGone, L
 from kcap.bench.judge.verdict import Floors
 from kcap.bench.sandbox import guard, libc
 from kcap.errors import KcapError
+from kcap.replay.datasets.invocations import prepare_draws
 from kcap.replay.rebuild import memory
 from kcap.schemas.flashinfer import definition as definitions_file
 from kcap.schemas.flashinfer.definition import Workload
@@ -102,6 +103,9 @@ def open_judge(session: JudgeSession) -> Judge:
     root = Path(session["root"]) if session.get("root") else None
     visible = {} if others is None else {"CUDA_VISIBLE_DEVICES": nvml.uuid_of(device)}
     server = ForkServer({**quiet_threads(threads), **visible})
+    if gpu:
+        os.environ.pop("TRITON_INTERPRET", None)  # it is for Solutions, and those have it
+        prepare_draws(device)
     return Judge(root, limits, session["seconds"], server, Floors(environment), environment)
 
 

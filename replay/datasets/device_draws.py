@@ -15,28 +15,28 @@ import torch
 import triton
 import triton.language as tl
 
-from kcap.replay.rebuild.rebuild import IntegerRange
+from kcap.replay.rebuild.rebuild import OF_BOOLS, IntegerRange
 
 BLOCK = 1024  # elements of a program
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
-BIT_OF_BOOLS = 7
+BIT_OF_BOOLS = OF_BOOLS[1].bit_length() - 1  # their highest
 
 
 def fill_floats(
     place: torch.Tensor,
     pool: torch.Tensor,
     spread: tuple[float, float, float],
-    shape: tuple[int, int, int],
+    row: tuple[int, int, int],
     stream: int,
     first: int,
 ) -> None:
     """Fill `place`, [invocations, elements], with floats of the invocations from number `first` on.
 
     `pool`: [pieces, elements of a piece] in float32; `spread`: octaves, offset and outlier, as
-    kcap.replay.datasets.spreads.Spread has them; `shape`: elements of a row, parts of one, and elements of the shortest
+    kcap.replay.datasets.spreads.Spread has them; `row`: its elements, its parts, and the elements of the shortest
     with an outlier.
     """
-    (octaves, offset, outlier), (width, parts, shortest) = spread, shape
+    (octaves, offset, outlier), (width, parts, shortest) = spread, row
     largest = math.sqrt(width) * outlier if width >= shortest else 0.0
     _launch(_floats, place, pool, *pool.shape, width, width // parts, octaves, offset, largest, stream, first)
 
@@ -47,7 +47,7 @@ def fill_pieces(place: torch.Tensor, pool: torch.Tensor, stream: int, first: int
 
 
 def fill_integers(place: torch.Tensor, span: IntegerRange, stream: int, first: int, width: int | None = None) -> None:
-    """Fill `place`, [invocations, elements], with integers of `span`, of which bools are BIT_OF_BOOLS.
+    """Fill `place`, [invocations, elements], with integers of `span`, or with bools by the highest bit of OF_BOOLS.
 
     `width`: elements of a row, each of which leaves out up to a quarter at either end; None: the whole span.
     """
@@ -65,7 +65,7 @@ def _launch(kernel: Any, place: torch.Tensor, *arguments: Any) -> None:
         kernel[(programs,)](place, place.stride(0), place.shape[1], *arguments, BLOCK, enable_fp_fusion=False)
 
 
-# No value is a constant of a kernel, or known to be a multiple of anything: each has one form for all sizes.
+# No value is a constant of a kernel, or known to be a multiple of anything: what is drawn hangs on none of that.
 _compiled = triton.jit(
     do_not_specialize=[
         "stride", "size", "pieces", "piece", "width", "part", "low", "count", "most_left_out", "bit", "stream",
@@ -113,13 +113,13 @@ def _elements(place, stride, size, first, BLOCK: tl.constexpr):
     blocks = (size - 1) // BLOCK + 1
     invocation = (tl.program_id(0) // blocks).to(tl.int64)
     at = (tl.program_id(0) % blocks).to(size.dtype) * BLOCK + tl.arange(0, BLOCK)
-    there = (at >= 0) & (at < size)  # after 2**31 comes less than 0
-    return place + invocation * stride + at, at, there, first.to(tl.uint64) + invocation.to(tl.uint64)
+    return place + invocation * stride + at, at, at < size, first.to(tl.uint64) + invocation.to(tl.uint64)
 
 
 @_compiled
 def _floats(
-    place, stride, size, pool, pieces, piece, width, part, octaves, offset, largest, stream, first, BLOCK: tl.constexpr
+    place, stride: tl.int64, size, pool, pieces, piece, width, part, octaves, offset, largest, stream: tl.uint64,
+    first: tl.int64, BLOCK: tl.constexpr,
 ):  # fmt: skip
     target, at, there, number = _elements(place, stride, size, first, BLOCK)
     of_pieces = stream.to(tl.uint64)
@@ -143,7 +143,9 @@ def _floats(
 
 
 @_compiled
-def _pieces(place, stride, size, pool, pieces, piece, stream, first, BLOCK: tl.constexpr):
+def _pieces(
+    place, stride: tl.int64, size, pool, pieces, piece, stream: tl.uint64, first: tl.int64, BLOCK: tl.constexpr
+):  # fmt: skip
     target, at, there, number = _elements(place, stride, size, first, BLOCK)
     chosen = _below(_word(stream.to(tl.uint64), number, at // piece), pieces).to(tl.int64)
     tl.store(target, tl.load(pool + chosen * piece + at % piece, mask=there, other=0), mask=there)
@@ -151,7 +153,8 @@ def _pieces(place, stride, size, pool, pieces, piece, stream, first, BLOCK: tl.c
 
 @_compiled
 def _integers(
-    place, stride, size, low, count, most_left_out, width, bit, stream, first, BLOCK: tl.constexpr
+    place, stride: tl.int64, size, low: tl.int64, count: tl.int64, most_left_out, width, bit, stream: tl.uint64,
+    first: tl.int64, BLOCK: tl.constexpr,
 ):  # fmt: skip
     target, at, there, number = _elements(place, stride, size, first, BLOCK)
     of_elements = stream.to(tl.uint64)

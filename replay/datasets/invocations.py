@@ -28,9 +28,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from kcap.errors import KcapError
 from kcap.replay.datasets.inputs import WorkloadInputs, draft_inputs, draw_tensor, make_inputs, read_given
 from kcap.replay.datasets.spreads import Spread, spreads_for, within_axes
-from kcap.replay.rebuild.rebuild import SMALL_INTEGERS, IntegerRange
+from kcap.replay.rebuild.rebuild import OF_BOOLS, SMALL_INTEGERS, IntegerRange
 from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.flashinfer.definition import Definition, Workload
 from kcap.system import native_build
@@ -40,7 +41,6 @@ PIECE_BYTES = 128
 POOL_ELEMENTS = 1 << 21
 SHORTEST_ROW = 16  # elements: what is shorter shares one scale with the rest of the tensor
 SHORTEST_WITH_OUTLIER = 32
-OF_BOOLS = (0, 255)  # what bools are made of: those of the upper half are true
 PARTS, LEAST_PARTED = 16, 512  # parts of a row that differ, and the elements of the shortest row that has them
 CHEAP_RULE_S = 1e-4  # a rule that takes no longer is followed for each invocation
 VARIANTS_S = 0.25  # of a seed, for rules that take longer
@@ -195,8 +195,8 @@ class InvocationDraws:
         pool, spread = self._pool(dtype, place.device), self.spread
         widest = spread.octaves, spread.offset, spread.outlier
         if place.is_cuda:
-            shape = width, parts, SHORTEST_WITH_OUTLIER
-            _device_draws().fill_floats(place.view(len(place), -1), pool, widest, shape, stream, first)
+            row = width, parts, SHORTEST_WITH_OUTLIER
+            _device_draws().fill_floats(place.view(len(place), -1), pool, widest, row, stream, first)
             return
         _library().kcap_fill_floats(
             ctypes.c_void_p(place.data_ptr()),
@@ -271,6 +271,15 @@ class InvocationDraws:
             by_name = dict(zip(self.definition.inputs, self.example.inputs, strict=True))
             return {name: by_name[name] for name in ruled}
         return {name: draft[name] for name in ruled}
+
+
+def prepare_draws(device: str) -> None:
+    """Compile what draws on a GPU; KcapError where that cannot be."""
+    try:
+        _device_draws().fill_integers(torch.empty((1, 1), dtype=torch.int32, device=device), SMALL_INTEGERS, 0, 0)
+    except Exception as error:
+        first, _, _ = str(error).partition("\n")
+        raise KcapError(f"inputs cannot be drawn on {device}, which takes Triton and a C compiler: {first}") from None
 
 
 def _device_draws() -> Any:

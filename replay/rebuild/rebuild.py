@@ -170,10 +170,8 @@ IndexLimit = Callable[[BoundCall], int]  # the first value that is no longer val
 
 
 IntegerRange: TypeAlias = tuple[int, int]  # the least and the greatest
-SMALL_INTEGERS: IntegerRange = (
-    1,
-    7,
-)  # the range of an integer tensor of which nothing is known: without zero, so that it can divide
+SMALL_INTEGERS: IntegerRange = (1, 7)  # of what nothing is known: without zero, so that it can divide
+OF_BOOLS: IntegerRange = (0, 255)  # what bools are made of: those of the upper half are true
 DATA_DTYPES = frozenset({"int8", "uint8"})  # quantized numbers, never wide enough to index with
 
 

@@ -335,7 +335,52 @@ def test_what_does_not_get_on_at_a_gate_is_timed_without(forked, start, drawn, m
     assert memory.gates == before and not one.gated and done.report.code == protocol.FINE
     assert all(torch.equal(outputs[0], right(one, 5, number)) for number, outputs in done.outputs.items())
     one.open(drawn, sets=2)
-    assert one.gated == before
+    assert not one.gated
+    two = start("double")
+    two.open(drawn, sets=2)
+    assert two.gated == before
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_who_is_late_at_a_gate_has_none_and_pays_where_gates_work(forked, start, drawn, monkeypatch, before):
+    memory = forked.limits.gpu_memory
+    monkeypatch.setattr("kcap.bench.judge.driver.gpu_memory.STUCK_S", 0.1)
+    monkeypatch.setattr(memory, "gates_worked", before)
+    monkeypatch.setattr(memory, "gates", True)  # is set back to it
+    one = start("double")
+    one.open(drawn, sets=2)
+    ask = one.ask
+
+    def late(content, *more, **others):
+        if content != protocol.prepare_message(2, 0, one.workload.gate_value or 2):
+            return ask(content, *more, **others)
+        time.sleep(0.3)
+        one.spent += 0.3
+        return ask(content, *more, **others)
+
+    monkeypatch.setattr(one, "ask", late)
+    done = one.run(range(2), 3, chosen=2)
+    assert torch.equal(done.outputs[1][0], right(one, 3, 1))
+    assert (one.gated, memory.gates, one.spent > 0.3) == (False, before, before)
+
+
+def test_what_fails_once_its_gate_was_opened_is_not_the_solutions_fault(forked, start, drawn, monkeypatch):
+    monkeypatch.setattr("kcap.bench.judge.driver.gpu_memory.STUCK_S", 0.1)
+    monkeypatch.setattr(forked.limits.gpu_memory, "gates_worked", True)
+    one = start("double")
+    one.open(drawn, sets=2)
+    ask, deliver = one.ask, one.workload.arena.deliver
+    monkeypatch.setattr(one.workload.arena, "deliver", lambda: time.sleep(0.3) or deliver())
+
+    def failing(content, *more, **others):
+        done = ask(content, *more, **others)
+        ran = content == protocol.run_message(2, 0)
+        return replace(done, report=protocol.Report(protocol.RAISED)) if ran else done
+
+    monkeypatch.setattr(one, "ask", failing)
+    with pytest.raises(KcapError, match="does not get on"):
+        one.run(range(2), 3)
+    assert one.how is not None
 
 
 @pytest.mark.parametrize("graphs", [True, False])

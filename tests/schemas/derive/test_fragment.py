@@ -160,3 +160,17 @@ def test_of_several_sums_each_is_the_mean_at_its_place() -> None:
     assert reference.source.count("aten.mean.dim") == 2
     other = fragment.replace("PlaceHolder[target=buf9]", "PlaceHolder[target=arg77_1]").replace("%buf9", "%arg77_1")
     assert isinstance(reference_from(call, other), Unknown), "which of three means two sums are is not certain"
+
+
+def test_what_a_librarys_kernel_wrote_is_no_sum() -> None:
+    """OLMo-2's norms of what attention and the feed-forward layer add, each a product's result; one comes with its sum."""
+    ((call, fragment),) = [one for one in MEANS if one[0].operator.endswith("s60677f48")]
+    reference = reference_from(call, fragment)
+    assert isinstance(reference, FragmentReference)
+    torch.manual_seed(0)
+    stream, late, early = (torch.randn(1, 288, 128).bfloat16() for _ in range(3))
+    weights = torch.randn(2, 128).bfloat16()
+    sums = early.float().pow(2).sum(-1, keepdim=True)
+    found = compile_reference(reference.source, "fused")(stream, late, early, sums, *weights)
+    normed = [torch.nn.functional.rms_norm(x.float(), (128,), eps=1e-5).bfloat16() for x in (early, late)]
+    assert torch.equal(found, stream + normed[0] * weights[0] + normed[1] * weights[1])
