@@ -163,7 +163,7 @@ def test_of_several_sums_each_is_the_mean_at_its_place() -> None:
 
 
 def test_what_a_librarys_kernel_wrote_is_no_sum() -> None:
-    """OLMo-2's norms of what attention and the feed-forward layer add, each a product's result; one comes with its sum."""
+    """OLMo-2's norms of what attention and feed-forward add, each a product's result; one comes with its sum."""
     ((call, fragment),) = [one for one in MEANS if one[0].operator.endswith("s60677f48")]
     reference = reference_from(call, fragment)
     assert isinstance(reference, FragmentReference)
