@@ -253,8 +253,9 @@ def _with_read_sums(nodes: Nodes) -> Nodes:
     Several are the means' in their order, where there are as many. What has no layout is what a library's kernel wrote.
     """
     fragment = nodes.fragment
-    typed = {name for name, layout in fragment.reads.items() if layout}.union(fragment.writes)
-    sums = sorted(filter(SUM_BUFFER.fullmatch, typed), key=_number)
+    sums = sorted(
+        (name for name, layout in fragment.reads.items() if layout and SUM_BUFFER.fullmatch(name)), key=_number
+    )
     means = [operation for operation in fragment.operations.values() if operation.target == MEAN]
     read = {}
     for buffer, mean in zip(sums, means, strict=False) if len(sums) == len(means) else ():
@@ -290,14 +291,22 @@ def _with_sums(nodes: Nodes, binding: Binding, outputs: Outputs) -> Nodes:
 
 
 def _unnamed_outputs(nodes: Nodes, binding: Binding, unnamed: dict[str, Pointer]) -> Outputs:
+    """A node that several operators take may be written once for each of these."""
     claims = {name: _matching_ends(nodes, binding, pointer) for name, pointer in unnamed.items()}
     outputs = []
     for name, ends in claims.items():
-        others = {end for other, claimed in claims.items() if other != name for end in claimed}
-        if len(ends) > 1 or others & set(ends):
+        alike = [claimed for claimed in claims.values() if claimed.keys() & ends.keys()]
+        once_for_each = all(claimed == ends and len(alike) == _takers(nodes, claimed) for claimed in alike)
+        if len(ends) > 1 or (len(alike) > 1 and not once_for_each):
             raise FragmentError(f"its fragment does not say which operator gives %{name}")
         outputs += [(node, unnamed[name]) for node in ends.values()]
     return outputs
+
+
+def _takers(nodes: Nodes, ends: dict[str, str]) -> int:
+    """How many operators take the one node of `ends`; 0, where there is none or are several."""
+    operation = nodes.find(next(iter(ends.values()), "")) if len(ends) == 1 else None
+    return operation.users if isinstance(operation, Operation) else 0
 
 
 def _matching_ends(nodes: Nodes, binding: Binding, pointer: Pointer) -> dict[str, str]:

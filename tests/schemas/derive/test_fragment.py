@@ -174,3 +174,18 @@ def test_what_a_librarys_kernel_wrote_is_no_sum() -> None:
     found = compile_reference(reference.source, "fused")(stream, late, early, sums, *weights)
     normed = [torch.nn.functional.rms_norm(x.float(), (128,), eps=1e-5).bfloat16() for x in (early, late)]
     assert torch.equal(found, stream + normed[0] * weights[0] + normed[1] * weights[1])
+
+
+def test_a_norm_that_two_products_take_is_written_for_each() -> None:
+    ((call, fragment),) = [one for one in MEANS if one[0].operator.endswith("sc2d53dd2")]
+    reference = reference_from(call, fragment)
+    assert isinstance(reference, FragmentReference)
+    tokens, table, weight = torch.arange(288, dtype=torch.int32), torch.randn(2048, 128).bfloat16(), torch.ones(128)
+    found = compile_reference(reference.source, "fused")(tokens, table, weight.bfloat16())
+    assert len(found) == 2 and torch.equal(*found)
+    for users in (1, 3):  # as many take it as there are buffers, or it is not certain
+        other = fragment.replace(
+            '%convert_element_type_3 : Tensor "bf16[s72, 128][128, 1]cpu"[num_users=2]',
+            f'%convert_element_type_3 : Tensor "bf16[s72, 128][128, 1]cpu"[num_users={users}]',
+        )
+        assert other != fragment and isinstance(reference_from(call, other), Unknown)
