@@ -76,13 +76,9 @@ class Candidate(Process):
         except BaseException:
             os.close(addresses)
             raise
-        self.workload = OpenWorkload(drawn, sets, addresses, arena)
+        work = self.workload = OpenWorkload(drawn, sets, addresses, arena)
         if before is not None:
-            self.workload.called, self.workload.stuck, self.workload.gated = (
-                before.called,
-                before.stuck,
-                not before.stuck,
-            )
+            work.called, work.stuck, work.gated = before.called, before.stuck, not before.stuck
         if gpu and isinstance(memory, MappedMemory):
             self.workload.gate_address = memory.base + gate
             memory.bytes[gate:].zero_()
