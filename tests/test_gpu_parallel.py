@@ -159,7 +159,7 @@ def test_a_plan_must_run_in_each_rank_as_often(script: Any, tmp_path: Path, kind
     assert applied(3, 3) and not applied(3, 2) and not applied(3)
 
 
-def test_the_rate_leaves_out_what_starting_takes_and_pairs_are_to_be_judged_once(script: Any) -> None:
+def test_the_rate_is_that_of_all_devices_at_work_and_pairs_are_to_be_judged_once(script: Any) -> None:
     judged = [("cuda:0", 10, 9.0), ("cuda:0", 19, 2.0), ("cuda:0", 21, 3.0), ("cuda:1", 11, 9.0), ("cuda:1", 20, 2.0)]
     outcomes = [
         SimpleNamespace(
@@ -171,7 +171,7 @@ def test_the_rate_leaves_out_what_starting_takes_and_pairs_are_to_be_judged_once
         )
         for device, second, took in judged
     ]
-    assert script.rate(outcomes) == 3 / (24 - 19)
+    assert script.rate(outcomes) == pytest.approx((1 / 2 + 1 / 3 + 1) / (22 - 20))
     assert script.rate(outcomes[:1]) == 0
     assert script.once(outcomes) and not script.once([*outcomes, outcomes[0]]) and not script.once([])
 

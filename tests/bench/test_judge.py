@@ -216,7 +216,7 @@ def test_what_a_solution_raises_is_not_its_fault_where_the_reference_does(raises
         open=lambda drawn: None,
         run=lambda numbers, chosen: Ran(raised, 0, 7),
         report=lambda: raised,
-        limits=SimpleNamespace(gpu=gpu),
+        limits=SimpleNamespace(gpu=gpu, gpu_memory=None),
         workload=SimpleNamespace(arena=SimpleNamespace(filled=(7, range(3, 6)))),
     )
     with pytest.raises(AtFault if raises else Rejected, match="IndexError"):
