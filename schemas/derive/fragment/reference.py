@@ -11,17 +11,19 @@ import keyword
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from kcap.errors import FormatError
-from kcap.schemas.derive.fragment.binding import CONVERT, Binding, Nodes, Pointer, bind_buffers, layout_fits
+from kcap.schemas.derive.fragment.binding import CONVERT, Binding, Nodes, Pointer, bind_buffers
+from kcap.schemas.derive.fragment.outputs import CAT, Outputs, written_nodes
 from kcap.schemas.derive.fragment.text import Layout, Operation, read_fragment
 from kcap.schemas.derive.fragment.values import FragmentError, FragmentValue, Ref, Size, Word
 from kcap.schemas.recording.operators import OperatorError, check_operator_name, from_trace, why_not_called
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Call
-from kcap.schemas.recording.values import TorchConstant
+from kcap.schemas.recording.values import TensorSpec, TorchConstant
 
 SHORT = {CONVERT: "cast", "getitem": "part"}
 TAKEN = frozenset({"torch", "run", "max", "min", "float"})
@@ -164,9 +166,6 @@ class FragmentReference:
     scratch: tuple[str, ...] = ()
 
 
-Outputs = list[tuple[str, Pointer]]
-
-
 @dataclass(frozen=True)
 class Unknown:
     """There is no reference, and why."""
@@ -191,8 +190,8 @@ def reference_from(call: Call, text: str) -> FragmentReference | Unknown:
     """The reference for `call` that the fragment `text` describes."""
     try:
         nodes = _with_read_sums(Nodes(read_fragment(text)))
-        binding = bind_buffers(call, nodes)
-        outputs = _outputs(nodes, binding)
+        nodes, binding = _with_read_joints(nodes, bind_buffers(call, nodes))
+        outputs = written_nodes(nodes, binding)
         if not outputs:
             raise FragmentError("none of what it writes is one of its fragment's operators")
         return _reference(_with_sums(nodes, binding, outputs), binding, outputs)
@@ -224,27 +223,6 @@ def _used(nodes: Nodes, results: list[str]) -> set[str]:
     """The input buffers that `results` are computed from, by name."""
     taken = set(results).union(*(nodes.takes(operation) for operation in nodes.needed(results)))
     return {definition for name in taken if isinstance(definition := nodes.find(name), str)}
-
-
-def _outputs(nodes: Nodes, binding: Binding) -> Outputs:
-    """The nodes that the kernel writes, in the order of its arguments.
-
-    A buffer that is no node's holds the one end of the fragment whose layout matches, or is scratch.
-    """
-    outputs, unnamed, copied = [], {}, 0
-    for name, pointer in binding.writes.items():
-        node = nodes.stored_node(name)
-        if node is None:
-            unnamed[name] = pointer
-        elif nodes.computed(node) and _layout_matches(nodes, node, pointer, binding.symbols):
-            outputs.append((node, pointer))
-            copied += node != name
-        else:
-            raise FragmentError(f"its fragment does not say all that %{name} comes from")
-    if copied < len(nodes.copies):
-        raise FragmentError("its fragment does not say which buffer it writes in place")
-    outputs += _unnamed_outputs(nodes, binding, unnamed)
-    return sorted(outputs, key=lambda output: int(output[1].path))
 
 
 def _with_read_sums(nodes: Nodes) -> Nodes:
@@ -290,35 +268,42 @@ def _with_sums(nodes: Nodes, binding: Binding, outputs: Outputs) -> Nodes:
     return Nodes(replace(nodes.fragment, operations={**operations, **sums})) if sums else nodes
 
 
-def _unnamed_outputs(nodes: Nodes, binding: Binding, unnamed: dict[str, Pointer]) -> Outputs:
-    """A node that several operators take may be written once for each of these."""
-    claims = {name: _matching_ends(nodes, binding, pointer) for name, pointer in unnamed.items()}
-    outputs = []
-    for name, ends in claims.items():
-        alike = [claimed for claimed in claims.values() if claimed.keys() & ends.keys()]
-        once_for_each = all(claimed == ends and len(alike) == _takers(nodes, claimed) for claimed in alike)
-        if len(ends) > 1 or (len(alike) > 1 and not once_for_each):
-            raise FragmentError(f"its fragment does not say which operator gives %{name}")
-        outputs += [(node, unnamed[name]) for node in ends.values()]
-    return outputs
+def _with_read_joints(nodes: Nodes, binding: Binding) -> tuple[Nodes, Binding]:
+    """Inductor's loops write the parts of a concatenation where they lie in it. What reads it in the same kernel has no
+    input there.
+    """
+    joints = {}
+    for name, pointer in binding.reads.items():
+        parts = sorted(
+            (other.tensor.offset or 0, node, other.tensor)
+            for written, other in binding.writes.items()
+            if other.kind == "out" and other.tensor.storage == pointer.tensor.storage
+            if (node := nodes.stored_node(written)) is not None
+        )
+        dim = _joint_of([tensor for *_, tensor in parts], pointer.tensor)
+        if dim is not None:
+            args: list[FragmentValue] = [[Ref(node) for _, node, _ in parts], dim]
+            joints[name] = Operation(name, CAT, args, {}, nodes.input_buffers[name])
+    if not joints:
+        return nodes, binding
+    fragment = nodes.fragment
+    reads = {name: layout for name, layout in fragment.reads.items() if name not in joints}
+    fragment = replace(fragment, operations={**fragment.operations, **joints}, reads=reads)
+    return Nodes(fragment), replace(binding, reads={n: p for n, p in binding.reads.items() if n not in joints})
 
 
-def _takers(nodes: Nodes, ends: dict[str, str]) -> int:
-    """How many operators take the one node of `ends`; 0, where there is none or are several."""
-    operation = nodes.find(next(iter(ends.values()), "")) if len(ends) == 1 else None
-    return operation.users if isinstance(operation, Operation) else 0
-
-
-def _matching_ends(nodes: Nodes, binding: Binding, pointer: Pointer) -> dict[str, str]:
-    """The ends of the fragment that `pointer` may hold, and of each the node that is like it."""
-    node_by_end = {}
-    for end in nodes.ends:
-        alike = [name for name in nodes.sources(end) if _layout_matches(nodes, name, pointer, binding.symbols)]
-        if alike:
-            node_by_end[end] = alike[0]
-    return node_by_end
-
-
-def _layout_matches(nodes: Nodes, name: str, pointer: Pointer, symbols: dict[str, int]) -> bool:
-    node = nodes.find(name)
-    return isinstance(node, Operation) and node.layout is not None and layout_fits(node.layout, pointer.tensor, symbols)
+def _joint_of(parts: Sequence[TensorSpec], whole: TensorSpec) -> int | None:
+    """The dimension along which `parts`, in their order, are all of `whole`."""
+    for dim, size in enumerate(whole.shape):
+        stride = whole.strides[dim] if whole.strides else math.prod(whole.shape[dim + 1 :])
+        begins = [*accumulate((part.shape[dim : dim + 1] or (0,))[0] for part in parts)]
+        offsets = [(whole.offset or 0) + begin * stride for begin in (0, *begins[:-1])]
+        rest = (whole.dtype, *whole.shape[:dim], *whole.shape[dim + 1 :])
+        if (
+            len(parts) > 1
+            and begins[-1] == size
+            and offsets == [part.offset for part in parts]
+            and all((part.dtype, *part.shape[:dim], *part.shape[dim + 1 :]) == rest for part in parts)
+        ):
+            return dim
+    return None

@@ -23,7 +23,8 @@ def kernels_in(file: str) -> list[tuple[Call, str]]:
 
 
 MEANS = [*kernels_in("h200_means.jsonl"), *kernels_in("cpu_means.jsonl")]  # that one kernel sums and others divide
-KERNELS = [*kernels_in("h200.jsonl"), *MEANS]
+JOINTS = kernels_in("cpu_joints.jsonl")  # which write the parts of a concatenation
+KERNELS = [*kernels_in("h200.jsonl"), *MEANS, *JOINTS]
 IDS = [call.operator.split("::")[1] for call, _ in KERNELS]
 
 
@@ -50,7 +51,7 @@ def test_without_what_kcap_adds_a_reference_is_the_same_or_there_is_none(call: C
 
 
 def test_most_fragments_stand_without_what_kcap_adds() -> None:
-    others = [one for one in KERNELS if one not in MEANS]
+    others = [one for one in KERNELS if one not in (*MEANS, *JOINTS)]
     references = [reference_from(call, torchs_own(fragment)) for call, fragment in others]
     assert sum(isinstance(reference, FragmentReference) for reference in references) >= len(others) // 2 - 1
 
@@ -189,3 +190,42 @@ def test_a_norm_that_two_products_take_is_written_for_each() -> None:
             f'%convert_element_type_3 : Tensor "bf16[s72, 128][128, 1]cpu"[num_users={users}]',
         )
         assert other != fragment and isinstance(reference_from(call, other), Unknown)
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both parts. `x`: [tokens, heads, 2, dim / 2], `cos`, `sin`: [tokens, dim / 2]."""
+    first, second, cos, sin = x[:, :, 0], x[:, :, 1], cos[:, None], sin[:, None]
+    return first * cos - second * sin, second * cos + first * sin
+
+
+def test_parts_of_a_concatenation_are_written_where_they_lie_in_it() -> None:
+    """Cohere's: of each pair of neighbours both are rotated, and joined again by `stack`."""
+    reference = reference_from(*JOINTS[0])
+    assert isinstance(reference, FragmentReference) and len(reference.scratch) == 2  # the sums of two norms
+    torch.manual_seed(0)
+    qkv, weights = torch.randn(288, 256).bfloat16(), [torch.randn(heads, 32).bfloat16() for heads in (4, 2)]
+    positions, table = torch.randperm(288), torch.randn(2048, 32).bfloat16()
+    found = compile_reference(reference.source, "fused")(qkv, weights[0], positions, table, weights[1])
+    halves = []
+    for x, weight in zip((qkv[:, :128].view(-1, 4, 32), qkv[:, 128:192].view(-1, 2, 32)), weights, strict=True):
+        normed = (torch.nn.functional.rms_norm(x.float(), (32,), eps=1e-5) * weight.float()).bfloat16()
+        halves += rotated(normed.unflatten(-1, (16, 2)).transpose(-1, -2), *table[positions].chunk(2, -1))
+    assert [tuple(part.shape) for part in found] == [(288, 4, 16, 1)] * 2 + [(288, 2, 16, 1)] * 2
+    for part, half in zip(found, halves, strict=True):
+        torch.testing.assert_close(part.squeeze(-1), half, rtol=0.02, atol=0.05)
+
+
+def test_a_concatenation_that_is_read_where_its_parts_were_written_is_no_input() -> None:
+    """Nemotron's: half of each head is rotated, joined, and joined to the other half."""
+    reference = reference_from(*JOINTS[1])
+    assert isinstance(reference, FragmentReference)
+    assert [port.name for port in reference.inputs] == ["in_ptr0", "in_ptr1", "in_ptr2"]
+    torch.manual_seed(0)
+    qkv, positions, table = torch.randn(288, 256).bfloat16(), torch.randperm(288), torch.randn(2048, 16).bfloat16()
+    found = compile_reference(reference.source, "fused")(qkv, positions, table)
+    expected = []
+    for x in (qkv[:, :128].view(-1, 4, 32), qkv[:, 128:192].view(-1, 2, 32)):
+        halves = rotated(x[..., :16].unflatten(-1, (2, 8)), *table[positions].chunk(2, -1))
+        expected += [*halves, torch.cat(halves, -1), x[..., 16:]]
+    for part, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(part, right, rtol=0.02, atol=0.05)
