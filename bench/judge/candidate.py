@@ -80,7 +80,7 @@ class Candidate(Process):
         if before is not None:
             work.called, work.stuck, work.gated = before.called, before.stuck, not before.stuck
         if gpu and isinstance(memory, MappedMemory):
-            self.workload.gate_address = memory.base + gate
+            work.gate_address = memory.base + gate
             memory.bytes[gate:].zero_()
             arena.fill(fresh_seed(), range(sets))  # what is captured is called before, on inputs that do not count
         assert memory.descriptor is not None
@@ -197,7 +197,8 @@ class Candidate(Process):
                     if watch.over and prepared.method:  # it may still be at work
                         self.ask(protocol.run_message(count, 0))
                     work.stuck, work.gated = watch.over, False
-                    self.spent = self.spent if gpu.gates_worked else spent
+                    if not gpu.gates_worked:
+                        self.spent = spent
                     return None
                 gate = self.gate = gpu.gate(address, value, copies())
                 undisturbed = work.arena.deliver() and gpu.quiet()

@@ -320,13 +320,24 @@ def test_without_gates_a_process_replays_its_graph_itself(forked, start, drawn, 
     assert all(torch.equal(outputs[0], right(one, 5, number)) for number, outputs in done.outputs.items())
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_what_does_not_get_on_at_a_gate_is_timed_without(forked, start, drawn, monkeypatch, before):
-    """Where a gate worked before, that is this Workload's; else the driver's."""
+@pytest.fixture
+def soon_stuck(forked, monkeypatch):
+    """The GPU's memory, where what takes 0.1 s at a gate is stuck. Called with whether a gate has worked before."""
     memory = forked.limits.gpu_memory
     monkeypatch.setattr("kcap.bench.judge.driver.gpu_memory.STUCK_S", 0.1)
-    monkeypatch.setattr(memory, "gates_worked", before)
-    monkeypatch.setattr(memory, "gates", True)  # is set back to it
+
+    def make(worked):
+        monkeypatch.setattr(memory, "gates_worked", worked)
+        monkeypatch.setattr(memory, "gates", True)  # is set back to it
+        return memory
+
+    return make
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_does_not_get_on_at_a_gate_is_timed_without(soon_stuck, start, drawn, monkeypatch, before):
+    """Where a gate worked before, that is this Workload's; else the driver's."""
+    memory = soon_stuck(before)
     one = start("double")
     one.open(drawn, sets=4)
     deliver = one.workload.arena.deliver
@@ -342,11 +353,8 @@ def test_what_does_not_get_on_at_a_gate_is_timed_without(forked, start, drawn, m
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_who_is_late_at_a_gate_has_none_and_pays_where_gates_work(forked, start, drawn, monkeypatch, before):
-    memory = forked.limits.gpu_memory
-    monkeypatch.setattr("kcap.bench.judge.driver.gpu_memory.STUCK_S", 0.1)
-    monkeypatch.setattr(memory, "gates_worked", before)
-    monkeypatch.setattr(memory, "gates", True)  # is set back to it
+def test_who_is_late_at_a_gate_has_none_and_pays_where_gates_work(soon_stuck, start, drawn, monkeypatch, before):
+    memory = soon_stuck(before)
     one = start("double")
     one.open(drawn, sets=2)
     ask = one.ask
@@ -364,9 +372,8 @@ def test_who_is_late_at_a_gate_has_none_and_pays_where_gates_work(forked, start,
     assert (one.gated, memory.gates, one.spent > 0.3) == (False, before, before)
 
 
-def test_what_fails_once_its_gate_was_opened_is_not_the_solutions_fault(forked, start, drawn, monkeypatch):
-    monkeypatch.setattr("kcap.bench.judge.driver.gpu_memory.STUCK_S", 0.1)
-    monkeypatch.setattr(forked.limits.gpu_memory, "gates_worked", True)
+def test_what_fails_once_its_gate_was_opened_is_not_the_solutions_fault(soon_stuck, start, drawn, monkeypatch):
+    soon_stuck(True)
     one = start("double")
     one.open(drawn, sets=2)
     ask, deliver = one.ask, one.workload.arena.deliver
