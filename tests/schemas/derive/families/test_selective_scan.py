@@ -139,10 +139,16 @@ def test_cost_is_that_of_the_tokens_and_their_states() -> None:
     assert function is not None and function(CostInputs(definition, given)).flops == cost.flops
 
 
-def test_replay_cuts_the_states_to_those_in_use() -> None:
-    specs = {"ssm_states": TensorSpec((900, D, S), "float32"), "cache_indices": TensorSpec((2,), "int32")}
+def test_replay_cuts_the_states_to_those_in_use_and_they_decay() -> None:
+    specs = {
+        "A": TensorSpec((D, S), "float32"),
+        "ssm_states": TensorSpec((900, D, S), "float32"),
+        "cache_indices": TensorSpec((2,), "int32"),
+    }
     bound = BoundCall(OPERATOR, [Argument(name=name, value=spec) for name, spec in specs.items()])
     bound.set_content("cache_indices", torch.tensor([700, 41]))
     replay_rule_for(OPERATOR).prepare(bound)
     indices = bound.content("cache_indices")
     assert indices is not None and indices.tolist() == [2, 1] and bound.spec("ssm_states").shape == (3, D, S)
+    rates = bound.content("A")
+    assert rates is not None and rates.shape == (D, S) and (rates <= 0).all()
