@@ -245,6 +245,7 @@ INDEX_LIMITS: dict[str, dict[str, IndexLimit]] = {
 
 OFFSET_ARGUMENTS = frozenset({"offsets"})  # the start of each bag: ascending from zero
 INDEX_LIST_OPERATORS = frozenset({"index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"})
+WRITES_BY_INDEX = ("index_put", "_index_put_impl", "_unsafe_index_put", "index_copy", "put", "scatter")
 MASKED_WRITES = {"index_put": "values", "_index_put_impl": "values", "masked_scatter": "source"}
 MASKS = ("indices", "mask")
 
@@ -292,7 +293,23 @@ def draw_indices(bound: BoundCall, path: str, spec: TensorSpec, argument: Argume
         bound.contents[path] = bag_offsets(spec, bound.spec("indices").numel)
         return
     low, high = index_range(bound, path, argument.name)
-    bound.contents[path] = torch.randint(low, high + 1, compact_shape(spec))
+    shape = compact_shape(spec)
+    writes = bound.namespace == "aten" and bound.base in WRITES_BY_INDEX
+    if not writes or bound["accumulate"] or bound["reduce"]:  # sums come out the same in any order
+        bound.contents[path] = torch.randint(low, high + 1, shape)
+    elif bound.base == "scatter" and shape:
+        bound.contents[path] = draw_distinct(low, high, shape, bound.integer("dim"))
+    else:
+        bound.contents[path] = draw_distinct(low, high, (math.prod(shape),)).reshape(shape)
+
+
+def draw_distinct(low: int, high: int, shape: tuple[int, ...], dim: int = 0) -> torch.Tensor:
+    """None twice along `dim`, where there are as many: of two that are written to one place, neither is the last."""
+    wide = list(shape)
+    wide[dim] = high - low + 1
+    if wide[dim] < shape[dim]:
+        return torch.randint(low, high + 1, shape)
+    return low + torch.rand(wide).argsort(dim).narrow(dim, 0, shape[dim])
 
 
 def limit_of(bound: BoundCall, path: str, name: str | None) -> IndexLimit | None:

@@ -129,6 +129,20 @@ def test_a_mask_has_as_many_true_elements_as_values_are_written(operator: str, n
     resolved.call(*inputs.args, **inputs.kwargs)
 
 
+def test_no_place_is_written_twice_by_indices_unless_these_add() -> None:
+    table, rows = TensorSpec((500, 3), "float32"), TensorSpec((400,), "int64", storage=1)
+    values: list[Value] = [table, [rows], TensorSpec((400, 3), "float32", storage=2)]
+    assert len(set(rebuilt(values, "aten::index_put_").args[1][0].tolist())) == 400
+    assert len(set(rebuilt([*values, True], "aten::index_put_").args[1][0].tolist())) < 400
+    more: list[Value] = [table, [TensorSpec((600,), "int64", storage=1)], TensorSpec((600, 3), "float32", storage=2)]
+    assert rebuilt(more, "aten::index_put_").args[1][0].unique().numel() > 300  # there are no 600
+    copied = rebuilt([table, 0, rows, values[2]], "aten::index_copy_").args[2]
+    assert copied.unique().numel() == 400
+    wide, chosen = TensorSpec((4, 50), "float32"), TensorSpec((4, 30), "int64", storage=1)
+    scattered = rebuilt([wide, -1, chosen, TensorSpec((4, 30), "float32", storage=2)], "aten::scatter_.src").args[2]
+    assert all(row.unique().numel() == 30 for row in scattered) and scattered.max() < 50
+
+
 def test_indices_outside_aten_are_never_guessed() -> None:
     spec = TensorSpec((4,), "int32")
     with pytest.raises(Skip, match="were not recorded"):
