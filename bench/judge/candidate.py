@@ -6,6 +6,7 @@ import fcntl
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ MOST_SETS = 8192
 FEW = 3  # invocations of a first run
 PATIENCE_S = 0.5  # with what runs on a GPU, before its process may see what is wrong with it
 MOST_DISTURBED, MOST_AT_GATE = 5, 3  # runs, one after another; the first of them at a gate
+MOST_WAYS = 15  # runs of nothing that are remembered
 NOWHERE = "its outputs are nowhere"
 RANDOM = secrets.SystemRandom()
 CPU_ALIGN, CUDA_ALIGN = 64, 512  # bytes: of torch's allocators
@@ -43,7 +45,8 @@ class Ran(Done):
 @dataclass
 class Candidate(Process):
     """`graphs`: on a GPU its batches are captured. Outputs are read from `memory_file`, /proc/PID/mem, or on a GPU from
-    `pieces` of its memory, by their addresses in the process.
+    `pieces` of its memory, by their addresses in the process. `ways`: nanoseconds of its latest runs of `nothing`, on a
+    GPU of those since it opened a Workload.
     """
 
     destination: bool = False
@@ -53,6 +56,7 @@ class Candidate(Process):
     memory_file: int | None = None
     gate: Gate | None = None
     pieces: Pieces = field(default_factory=Pieces)
+    ways: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_WAYS))
 
     def open(self, drawn: InputPool, sets: int = FEW) -> None:
         """Make `drawn` the Workload that it runs, with inputs for `sets` invocations at a time."""
@@ -62,6 +66,8 @@ class Candidate(Process):
         self.forget()
         flags = protocol.DESTINATION * self.destination + protocol.GRAPHS * self.graphs
         gpu = self.limits.gpu_memory
+        if gpu:
+            self.ways.clear()
         layout = SetLayout.of(drawn, self.destination, CUDA_ALIGN if gpu else CPU_ALIGN)
         places = [*layout.inputs, *layout.outputs]
         content = protocol.open_message(drawn.contents, drawn.results, sets, flags, layout.stride, places)
@@ -346,7 +352,7 @@ class Candidate(Process):
         gpu = self.limits.gpu_memory
         if gpu or self.arena_memory is None or self.arena_memory.size < size:  # on a GPU only the whole can be mapped
             self._close_memory()
-            self.arena_memory = gpu.share(size) if gpu else ArenaMemory(max(size, 1))
+            self.arena_memory = gpu.share(size) if gpu else ArenaMemory(max(size, min(2 * size, SETS_BYTES), 1))
         return self.arena_memory
 
     def _close_memory(self) -> None:

@@ -175,7 +175,7 @@ class Process:
 
     def report(self) -> protocol.Report:
         """What it says came of the last message."""
-        return protocol.read_report(os.pread(self.memory, protocol.REPORT_BYTES, 0))
+        return protocol.read_report(os.pread(self.memory, protocol.REPORT.size + protocol.MOST_TEXT, 0))
 
     def built(self) -> bytes:
         """What it says of how it was built; TooSlow where it says nothing in time."""

@@ -30,7 +30,7 @@ WAY_SHARE = 0.02  # and the most that the way there and back is of it
 MOST_GUESSED = 8  # times the least, that a batch may last by what the first run took
 LONG_ENOUGH = 0.8  # of what a batch should last
 CHOSEN = 3  # invocations of a batch that are compared
-WAYS = 5  # runs of no invocations
+WAYS = 3  # runs of no invocations
 FEWEST, FEWEST_OF_REFERENCE = 5, 3  # batches
 MOST_GROWTH = 64  # times the invocations, from one batch to the next: a clock may be disturbed
 MOST_ON_GPU = 4096  # invocations of a batch on a GPU
@@ -152,7 +152,8 @@ def size_batches(
     `count`: how many invocations may be enough. `sure`: they were at another time, and on the CPU that is not tried
     again: see whether the Batches were `long_enough`.
     """
-    way = sorted(candidate.nothing(CHOSEN) for _ in range(WAYS))[WAYS // 4]  # what others do to it, they do to batches
+    candidate.ways.extend(candidate.nothing(CHOSEN) for _ in range(WAYS))
+    way = sorted(candidate.ways)[len(candidate.ways) // 4]  # what others do to it, they do to batches
     wanted = wanted_ns(candidate, way)
     enough = LONG_ENOUGH * wanted
 

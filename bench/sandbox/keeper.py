@@ -111,8 +111,10 @@ class KeptProcesses:
         if told is not None:
             told()
         self.at_rest = {}
+        if others:  # one of them may have let another run
+            others = self._signal_others(signal.SIGSTOP)
         while True:
-            pids = (self.child, *self._signal_others(signal.SIGSTOP))
+            pids = (self.child, *others)
             still, times = all(map(process_tree.still, pids)), self.cpu_times()
             known = self.alone and all(map(process_tree.tells_who_runs, pids))
             looked_before, self.at_rest = self.at_rest, times if still else {}
@@ -120,6 +122,7 @@ class KeptProcesses:
                 return told_to_stop + sum(had - before.get(pid, 0) for pid, had in times.items())
             if not still:
                 time.sleep(PAUSE_S)
+            others = self._signal_others(signal.SIGSTOP)
 
     def stirred(self) -> bool:
         """Whether anybody is new, or all together had more CPU time since than the way through the kernel takes."""

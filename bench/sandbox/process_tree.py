@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 PATIENCE_S, PAUSE_S = 10.0, 0.0005
+SHORT = 4096  # bytes
 
 
 def kill_all(find: Callable[[], list[int]]) -> bool:
@@ -90,7 +91,7 @@ def _thread_states(pid: int) -> list[str]:
 def _threads(pid: int) -> list[str]:
     """By their paths below /proc."""
     try:
-        return [f"{pid}/task/{task.name}" for task in os.scandir(f"/proc/{pid}/task")]
+        return [f"{pid}/task/{task}" for task in os.listdir(f"/proc/{pid}/task")]
     except OSError:
         return []
 
@@ -105,7 +106,7 @@ def _system_call(thread: str) -> bytes | None:
     its processor, comes later. The kernel's answer waits for that (`wait_task_inactive`, in kernel/sched/core.c).
     """
     try:
-        return Path(f"/proc/{thread}/syscall").read_bytes()
+        return _read(f"/proc/{thread}/syscall")
     except (ProcessLookupError, FileNotFoundError):
         return b""
     except OSError:
@@ -128,7 +129,16 @@ def _children_by_scan(parent: int) -> list[int]:
 
 def _state(pid: int | str) -> tuple[str, int]:
     try:
-        state, parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:2]
+        state, parent = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 2)[:2]
     except (OSError, ValueError):  # it is gone
         return "", 0
     return state.decode(), int(parent)
+
+
+def _read(path: str) -> bytes:
+    """A short file of the kernel's, which gives it in one piece. Keepers ask while the judge waits."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, SHORT)
+    finally:
+        os.close(descriptor)

@@ -16,7 +16,7 @@
 namespace {
 
 constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
-constexpr uint64_t LINE = 64 / sizeof(float), AHEAD = 24;  // numbers of a cache line, and pieces: those come from the L3
+constexpr uint64_t LINE = 64 / sizeof(float), AHEAD = 16;  // numbers of a cache line, and pieces: those come from afar
 
 uint64_t mix(uint64_t word) {
   word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9;
@@ -113,7 +113,16 @@ void fill(Element* target, const Pool& pool, const Spread& spread, const Shape& 
   Words parts(streams.parts, number);
   float overall = high(Words(streams.overall, number)[0]);
   uint64_t size = shape.width / shape.parts, written = 0, piece = 0, left = 0;  // of the piece that `source` is in
-  const float* source = nullptr;
+  bool outlying = shape.width >= shape.least_with_outlier && spread.outlier;
+  float norm = std::sqrt(float(shape.width)) * spread.outlier;
+  uint64_t wanted = (shape.rows * shape.width + pool.piece - 1) / pool.piece;
+  const float *source = nullptr, *coming[AHEAD];
+  auto fetch = [&](uint64_t number) {
+    if (number >= wanted) return;
+    auto* found = coming[number % AHEAD] = pool.at(pieces[number]);
+    for (uint64_t i = 0; i < pool.piece; i += LINE) __builtin_prefetch(found + i);
+  };
+  for (uint64_t i = 0; i < AHEAD; ++i) fetch(i);
   for (uint64_t row = 0; row < shape.rows; ++row) {
     uint64_t word = rows[row];
     float scale = exp2_of(spread.octaves * 2 * (high(word) + overall - 1)), place = 2 * low(word) - 1;
@@ -122,20 +131,19 @@ void fill(Element* target, const Pool& pool, const Spread& spread, const Shape& 
       float own = scale * exp2_of(spread.octaves * (2 * high(uneven) - 1));
       float moved = spread.offset * (place * scale + (low(uneven) - 0.5f) * own);
       for (uint64_t end = written + size; written < end;) {
-        if (left == 0) {
-          auto* coming = pool.at(pieces[piece + AHEAD]);
-          for (uint64_t i = 0; i < pool.piece; i += LINE) __builtin_prefetch(coming + i);
-          source = pool.at(pieces[piece++]), left = pool.piece;
-        }
+        if (left == 0) source = coming[piece % AHEAD], left = pool.piece, fetch(piece++ + AHEAD);
         uint64_t count = std::min(left, end - written);
         for (uint64_t i = 0; i < count; ++i) store(target[written + i], source[i] * own + moved);
         written += count, source += count, left -= count;
       }
     }
-    word = outliers[row];
-    if (shape.width < shape.least_with_outlier || !spread.outlier || !(word & 2)) continue;
-    float value = std::sqrt(float(shape.width)) * spread.outlier * exp2_of(-2 * low(word)) * scale;
-    store(target[row * shape.width + below(word, shape.width)], word & 1 ? value : -value);
+    if (!outlying) continue;
+    word = outliers[row];  // without a branch, which half of the rows would take
+    Element& outlier = target[row * shape.width + below(word, shape.width)];
+    Element usual = outlier;
+    float value = norm * exp2_of(-2 * low(word)) * scale;
+    store(outlier, word & 1 ? value : -value);
+    if (!(word & 2)) outlier = usual;
   }
 }
 

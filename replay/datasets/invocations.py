@@ -17,11 +17,12 @@ shifts, to 1000 where it has no floats, else to 7. What a Workload gives stays a
 from __future__ import annotations
 
 import ctypes
+import secrets
 import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,14 @@ import numpy as np
 import torch
 
 from kcap.errors import KcapError
-from kcap.replay.datasets.inputs import WorkloadInputs, draft_inputs, draw_tensor, make_inputs, read_given
+from kcap.replay.datasets.inputs import (
+    WorkloadInputs,
+    definition_dtype,
+    draft_inputs,
+    draw_tensor,
+    make_inputs,
+    read_given,
+)
 from kcap.replay.datasets.spreads import Spread, spreads_for, within_axes
 from kcap.replay.rebuild.rebuild import OF_BOOLS, SMALL_INTEGERS, IntegerRange
 from kcap.schemas.flashinfer.dataset import Dataset
@@ -50,8 +58,8 @@ FEWEST_VARIANTS, MOST_VARIANTS, MOST_OF_RULES_ALONE = 4, 32, 256
 class InvocationDraws:
     """Of one Workload. `example` has the shapes, scalars and notes; raises what `make_inputs` does.
 
-    The same seed and number give the same inputs for as long as this object lives, and not in another: its pool is
-    drawn from `secret`.
+    The same seed and number give the same inputs for as long as this object lives, and not in another: `secret` says
+    which of this process's normal numbers are added up to those of its pool, and is in every stream.
     """
 
     def __init__(
@@ -227,9 +235,13 @@ class InvocationDraws:
         key = dtype, device
         if key not in self._pools:
             generator = torch.Generator().manual_seed(self._secret ^ len(self._pools) + 1)
-            drawn = draw_tensor([POOL_ELEMENTS], dtype, generator)
-            wide = drawn.float() if drawn.itemsize > 1 else drawn.view(torch.uint8)
-            self._pools[key] = wide.view(-1, PIECE_BYTES // drawn.itemsize).to(device)
+            if dtype in WIDE_FLOATS:
+                starts = torch.randint(POOL_ELEMENTS, (2,), generator=generator).tolist()
+                first, second = (row[at:][:POOL_ELEMENTS] for row, at in zip(_numbers(), starts, strict=True))
+                wide = (first + second).to(definition_dtype(dtype)).float()
+            else:
+                wide = draw_tensor([POOL_ELEMENTS], dtype, generator).view(torch.uint8)
+            self._pools[key] = wide.view(-1, PIECE_BYTES // definition_dtype(dtype).itemsize).to(device)
         return self._pools[key]
 
     def _variant(self, seed: int, number: int) -> dict[str, torch.Tensor]:
@@ -295,6 +307,13 @@ def _library() -> ctypes.CDLL:
     return ctypes.CDLL(str(native_build.build([Path(__file__).with_name("float_draws.cpp")])))
 
 
+@cache
+def _numbers() -> torch.Tensor:
+    """Two rows that only this process knows: the sum of a number of each is standard normal, as those of a pool are."""
+    generator = torch.Generator().manual_seed(secrets.randbits(63))
+    return torch.randn(2, 2 * POOL_ELEMENTS, generator=generator).mul_(0.5**0.5)
+
+
 def _width(place: torch.Tensor) -> int:
     """Elements of a row of [invocations, *shape]."""
     size, last = place[0].numel(), int(place.shape[-1])
@@ -322,6 +341,7 @@ def _fill_integers(place: torch.Tensor, span: IntegerRange, key: list[int], widt
     place.copy_(drawn > OF_BOOLS[1] // 2 if place.dtype == torch.bool else drawn)
 
 
+@lru_cache(maxsize=64)
 def _stream(seed: int, index: int) -> int:
     """Where the random numbers of one input begin."""
     return int(np.random.SeedSequence([seed & (1 << 64) - 1, index & (1 << 64) - 1]).generate_state(1, np.uint64)[0])

@@ -75,6 +75,19 @@ def test_nan_is_no_wildcard():
     assert difference(torch.where(torch.arange(8) == 3, math.nan, truth).float(), truth).error == math.inf
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64, torch.float8_e5m2])
+def test_the_same_numbers_in_a_wider_dtype_are_no_difference_however_they_are_found_to_be(dtype):
+    out = (drawn(1, 40, 1000) * 8).to(dtype)
+    truth = out.double().clone()
+    truth[3, 5], out[3, 5] = 0.0, -0.0
+    truth[7, 1] = out[7, 1] = -math.inf
+    rows = accuracy.FloatRows(out, truth)
+    assert not rows.unlike and difference(out, truth) == accuracy.Difference(rows.error, rows.worst, rows.relative)
+    assert difference(out, truth) == accuracy.Difference()
+    out[39, 999] = 100.0
+    assert difference(out, truth).error > 1
+
+
 def test_what_the_dtype_cannot_hold_must_be_inf():
     truth = torch.tensor([1e6, 1.0], dtype=torch.float64)
     assert difference(torch.tensor([math.inf, 1.0]).half(), truth).error == 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.bench.judge.candidate import Ran, fresh_seed
+from kcap.bench.judge.candidate import MOST_WAYS, Ran, fresh_seed
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.device import Gpu
 from kcap.bench.judge.timing import (
@@ -38,7 +39,7 @@ class Played:
     def __init__(self, each, way=100_000, most=8192, code=protocol.FINE):
         self.each, self.way, self.most, self.code = each, way, most, code
         self.limits, self.ran, self.sets = SimpleNamespace(gpu=None), [], 100
-        self.copied, self.destination = [], False
+        self.copied, self.ways, self.destination = [], deque(maxlen=MOST_WAYS), False
 
     def open(self, drawn, sets=3):
         self.sets = sets
@@ -102,6 +103,16 @@ def test_on_a_gpu_batches_are_long_enough_where_no_more_fit_into_its_memory_or_a
         made = size_batches(played, drawn)
         made.take()
         assert made.count == count < played.most and made.long_enough
+
+
+def test_one_disturbed_moment_says_little_of_the_way_of_a_process_that_was_asked_before():
+    played = Played(1_000, way=60_000)
+    before = [size_batches(played, SimpleNamespace(bytes=64)) for _ in range(2)]
+    played.way = 300_000
+    assert size_batches(played, SimpleNamespace(bytes=64)).way_ns == before[0].way_ns == 60_000
+    for _ in range(MOST_WAYS):
+        slower = size_batches(played, SimpleNamespace(bytes=64))
+    assert slower.way_ns == 300_000
 
 
 def test_on_a_gpu_batches_are_longer_and_the_way_holds_the_copies_of_what_is_compared():
