@@ -305,11 +305,12 @@ def draw_indices(bound: BoundCall, path: str, spec: TensorSpec, argument: Argume
 
 def draw_distinct(low: int, high: int, shape: tuple[int, ...], dim: int = 0) -> torch.Tensor:
     """None twice along `dim`, where there are as many: of two that are written to one place, neither is the last."""
-    wide = list(shape)
-    wide[dim] = high - low + 1
-    if wide[dim] < shape[dim]:
+    span = high - low + 1
+    if shape[dim] > span:
         return torch.randint(low, high + 1, shape)
-    return low + torch.rand(wide).argsort(dim).narrow(dim, 0, shape[dim])
+    along, across = [1] * len(shape), list(shape)
+    along[dim], across[dim] = shape[dim], 1
+    return low + (torch.randperm(span)[: shape[dim]].view(along) + torch.randint(span, across)) % span
 
 
 def limit_of(bound: BoundCall, path: str, name: str | None) -> IndexLimit | None:
