@@ -321,6 +321,7 @@ def _within(numbers: torch.Tensor, most: float) -> bool:
 
 
 def _same_numbers(out: torch.Tensor, truth: torch.Tensor) -> bool:
+    """Whether each number equals the truth's, of whatever dtype; zeros do with either sign, and nan does not."""
     parts = (each.reshape(-1).split(_tile_size(each.device)) for each in (out, truth))
     return all(torch.equal(ours.double(), theirs.double()) for ours, theirs in zip(*parts, strict=True))
 

@@ -349,6 +349,7 @@ class Candidate(Process):
             work.close()
 
     def _memory_of(self, size: int) -> ArenaMemory | MappedMemory:
+        """For `size` bytes, on the CPU with room to grow: pages are slow to come by."""
         gpu = self.limits.gpu_memory
         if gpu or self.arena_memory is None or self.arena_memory.size < size:  # on a GPU only the whole can be mapped
             self._close_memory()

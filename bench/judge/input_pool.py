@@ -124,7 +124,7 @@ class SetLayout:
 
 
 class ArenaMemory:
-    """Memory that the judge and one candidate share on the CPU. It outlasts a Workload: pages are slow to come by."""
+    """Memory that the judge and one candidate share on the CPU. It outlasts a Workload."""
 
     def __init__(self, size: int) -> None:
         self.size = size

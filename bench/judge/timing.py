@@ -152,8 +152,9 @@ def size_batches(
     `count`: how many invocations may be enough. `sure`: they were at another time, and on the CPU that is not tried
     again: see whether the Batches were `long_enough`.
     """
-    candidate.ways.extend(candidate.nothing(CHOSEN) for _ in range(WAYS))
-    way = sorted(candidate.ways)[len(candidate.ways) // 4]  # what others do to it, they do to batches
+    ways = [candidate.nothing(CHOSEN) for _ in range(WAYS)]
+    candidate.ways.extend(ways)
+    way = max(sorted(candidate.ways)[len(candidate.ways) // 4], min(ways))  # it may have become longer for good
     wanted = wanted_ns(candidate, way)
     enough = LONG_ENOUGH * wanted
 

@@ -116,6 +116,7 @@ class KeptProcesses:
         while True:
             pids = (self.child, *others)
             still, times = all(map(process_tree.still, pids)), self.cpu_times()
+            still = still and times.keys() <= {*pids}  # else somebody was not looked at
             known = self.alone and all(map(process_tree.tells_who_runs, pids))
             looked_before, self.at_rest = self.at_rest, times if still else {}
             if still and (known or times == looked_before):

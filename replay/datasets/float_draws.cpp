@@ -117,9 +117,9 @@ void fill(Element* target, const Pool& pool, const Spread& spread, const Shape& 
   float norm = std::sqrt(float(shape.width)) * spread.outlier;
   uint64_t wanted = (shape.rows * shape.width + pool.piece - 1) / pool.piece;
   const float *source = nullptr, *coming[AHEAD];
-  auto fetch = [&](uint64_t number) {
-    if (number >= wanted) return;
-    auto* found = coming[number % AHEAD] = pool.at(pieces[number]);
+  auto fetch = [&](uint64_t index) {
+    if (index >= wanted) return;
+    auto* found = coming[index % AHEAD] = pool.at(pieces[index]);
     for (uint64_t i = 0; i < pool.piece; i += LINE) __builtin_prefetch(found + i);
   };
   for (uint64_t i = 0; i < AHEAD; ++i) fetch(i);

@@ -58,8 +58,8 @@ FEWEST_VARIANTS, MOST_VARIANTS, MOST_OF_RULES_ALONE = 4, 32, 256
 class InvocationDraws:
     """Of one Workload. `example` has the shapes, scalars and notes; raises what `make_inputs` does.
 
-    The same seed and number give the same inputs for as long as this object lives, and not in another: `secret` says
-    which of this process's normal numbers are added up to those of its pool, and is in every stream.
+    The same seed and number give the same inputs in this process, for the same secret: it says which of the process's
+    normal numbers are added up to those of a pool, and is in every stream.
     """
 
     def __init__(

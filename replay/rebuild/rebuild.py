@@ -294,8 +294,8 @@ def draw_indices(bound: BoundCall, path: str, spec: TensorSpec, argument: Argume
         return
     low, high = index_range(bound, path, argument.name)
     shape = compact_shape(spec)
-    writes = bound.namespace == "aten" and bound.base in WRITES_BY_INDEX
-    if not writes or bound["accumulate"] or bound["reduce"]:  # sums come out the same in any order
+    writes = bound.base in WRITES_BY_INDEX and limit_of(bound, path, argument.name) is not None
+    if not writes or bound["accumulate"] or bound["reduce"]:  # then none is lost, in any order
         bound.contents[path] = torch.randint(low, high + 1, shape)
     elif bound.base == "scatter" and shape:
         bound.contents[path] = draw_distinct(low, high, shape, bound.integer("dim"))
@@ -305,12 +305,13 @@ def draw_indices(bound: BoundCall, path: str, spec: TensorSpec, argument: Argume
 
 def draw_distinct(low: int, high: int, shape: tuple[int, ...], dim: int = 0) -> torch.Tensor:
     """None twice along `dim`, where there are as many: of two that are written to one place, neither is the last."""
-    span = high - low + 1
-    if shape[dim] > span:
+    span, count = high - low + 1, shape[dim]
+    if not 0 < count <= span:
         return torch.randint(low, high + 1, shape)
+    order = (torch.arange(count) * span // count + torch.randint(span // count, (count,)))[torch.randperm(count)]
     along, across = [1] * len(shape), list(shape)
-    along[dim], across[dim] = shape[dim], 1
-    return low + (torch.randperm(span)[: shape[dim]].view(along) + torch.randint(span, across)) % span
+    along[dim], across[dim] = count, 1
+    return low + (order.view(along) + torch.randint(span, across)) % span
 
 
 def limit_of(bound: BoundCall, path: str, name: str | None) -> IndexLimit | None:

@@ -105,14 +105,16 @@ def test_on_a_gpu_batches_are_long_enough_where_no_more_fit_into_its_memory_or_a
         assert made.count == count < played.most and made.long_enough
 
 
-def test_one_disturbed_moment_says_little_of_the_way_of_a_process_that_was_asked_before():
-    played = Played(1_000, way=60_000)
-    before = [size_batches(played, SimpleNamespace(bytes=64)) for _ in range(2)]
+def test_one_disturbed_moment_says_nothing_of_the_way_and_one_that_lasts_does():
+    played, drawn = Played(1_000, way=60_000), SimpleNamespace(bytes=64)
+    assert [size_batches(played, drawn).way_ns for _ in range(2)] == [60_000, 60_000]
+    usual, moments = played.nothing, iter([300_000, 300_000])
+    played.nothing = lambda chosen=0: next(moments, usual())
+    assert size_batches(played, drawn).way_ns == 60_000
     played.way = 300_000
-    assert size_batches(played, SimpleNamespace(bytes=64)).way_ns == before[0].way_ns == 60_000
-    for _ in range(MOST_WAYS):
-        slower = size_batches(played, SimpleNamespace(bytes=64))
-    assert slower.way_ns == 300_000
+    assert size_batches(played, drawn).way_ns == 300_000
+    played.way = 60_000
+    assert [size_batches(played, drawn).way_ns for _ in range(MOST_WAYS)][-1] == 60_000
 
 
 def test_on_a_gpu_batches_are_longer_and_the_way_holds_the_copies_of_what_is_compared():

@@ -129,7 +129,7 @@ def test_a_mask_has_as_many_true_elements_as_values_are_written(operator: str, n
     resolved.call(*inputs.args, **inputs.kwargs)
 
 
-def test_no_place_is_written_twice_by_indices_unless_these_add() -> None:
+def test_no_row_is_written_twice_by_indices_unless_these_add() -> None:
     table, rows = TensorSpec((500, 3), "float32"), TensorSpec((400,), "int64", storage=1)
     values: list[Value] = [table, [rows], TensorSpec((400, 3), "float32", storage=2)]
     assert len(set(rebuilt(values, "aten::index_put_").args[1][0].tolist())) == 400
@@ -141,6 +141,22 @@ def test_no_place_is_written_twice_by_indices_unless_these_add() -> None:
     wide, chosen = TensorSpec((4, 50), "float32"), TensorSpec((4, 30), "int64", storage=1)
     scattered = rebuilt([wide, -1, chosen, TensorSpec((4, 30), "float32", storage=2)], "aten::scatter_.src").args[2]
     assert all(row.unique().numel() == 30 for row in scattered) and scattered.max() < 50
+
+
+def test_integers_that_are_written_by_indices_are_data() -> None:
+    numbers, rows = TensorSpec((500,), "int64"), TensorSpec((9,), "int64", storage=1)
+    data = rebuilt([numbers, [rows], TensorSpec((9,), "int64", storage=2)], "aten::index_put_").args[0]
+    assert data.unique().numel() == 7
+
+
+@given(st.integers(-5, 5), st.integers(1, 1 << 40), st.lists(st.integers(0, 5), min_size=1, max_size=3), st.data())
+def test_distinct_numbers_are_in_their_range(low: int, span: int, shape: list[int], data: st.DataObject) -> None:
+    dim = data.draw(st.integers(-len(shape), len(shape) - 1))
+    drawn = rebuild.draw_distinct(low, low + span - 1, tuple(shape), dim)
+    assert list(drawn.shape) == shape and drawn.dtype == torch.int64
+    assert ((drawn >= low) & (drawn < low + span)).all()
+    if shape[dim] <= span:
+        assert all(len(set(row.tolist())) == shape[dim] for row in drawn.movedim(dim, -1).reshape(-1, shape[dim] or 1))
 
 
 def test_indices_outside_aten_are_never_guessed() -> None:
