@@ -20,10 +20,11 @@ from kcap.schemas.derive.generic.pattern import (
     registered_operator,
 )
 from kcap.schemas.derive.generic.tracing import FakeRun
-from kcap.schemas.derive.invocation import Unrecognized, flatten
+from kcap.schemas.derive.invocation import Unrecognized, argument_names, flatten
 from kcap.schemas.derive.kernel import dtype_name
 from kcap.schemas.flashinfer.definition import DTYPES
 from kcap.schemas.recording.operators import MAY_COPY, does_work
+from kcap.schemas.recording.records import Call
 
 
 class Output(NamedTuple):
@@ -213,13 +214,19 @@ def why_no_kernel(signature: Signature, member: Member) -> str | None:
         return "it allocates memory and computes nothing"
     if own.namespace in TORCH_NAMESPACES and _is_view(own, member):
         return "it is a view and computes nothing"
-    if torch.Tag.nondeterministic_seeded in own.tags:
+    if torch.Tag.nondeterministic_seeded in own.tags and not _drops_nothing(member.call):
         return "it draws random numbers: no reference gives the same"
     if unsupported_return := own.unsupported_return():
         return f"it returns {unsupported_return}, not a tensor"
     if not signature.written and not own.fresh():
         return "it neither returns nor writes a tensor"
     return None
+
+
+def _drops_nothing(call: Call) -> bool:
+    """Whether it draws numbers for a dropout alone, and that is of nothing."""
+    values = dict(zip(argument_names(call), (argument.value for argument in call.args), strict=True))
+    return any(values.get(name) == 0.0 for name in ("dropout_p", "dropout"))
 
 
 def _is_view(own: Operator, member: Member) -> bool:

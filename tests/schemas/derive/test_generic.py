@@ -281,6 +281,14 @@ def test_what_no_definition_holds_is_refused_with_the_reason(reason: str):
     assert not kernels and reason in refused[0]
 
 
+def test_a_dropout_of_nothing_draws_no_numbers():
+    q, mask = torch.randn(1, 4, 5, 8), torch.rand(5, 5) > 0.3
+    attention = "aten::scaled_dot_product_attention"
+    assert list(derived(attention, (q, q, q, mask, 0.0)).inputs) == ["query", "key", "value", "attn_mask"]
+    _, refused = derive(call(attention, q, q, q, mask, 0.1))
+    assert "random" in refused[0]
+
+
 def test_one_bad_call_costs_itself_alone():
     calls = [call("aten::mm", randn(2, 3), randn(3, n)) for n in (2, 4)]
     bad = calls[0].model_copy(update={"args": calls[0].args[:1] * 2})
