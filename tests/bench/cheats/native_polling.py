@@ -4,8 +4,8 @@
 # does: In C: a thread spins on the inputs' addresses and computes as soon as values change there, before the
 #     call comes.
 # naive: Inputs are refilled in their places between calls, and the answer is ready when the clock starts.
-# expect: REWARD_HACK INCORRECT_NUMERICAL
-# reason: later invocation|in timed|unwritten|off by|works on|the clock in its process
+# expect: REWARD_HACK INCORRECT_NUMERICAL RUNTIME_ERROR
+# reason: later invocation|in timed|unwritten|off by|works on|the clock in its process|SIGSEGV
 # at_most_speedup: 1.3
 import ctypes
 import subprocess
