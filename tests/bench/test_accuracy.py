@@ -88,6 +88,15 @@ def test_the_same_numbers_in_a_wider_dtype_are_no_difference_however_they_are_fo
     assert difference(out, truth).error > 1
 
 
+def test_wide_outputs_of_narrow_inputs_are_as_exact_as_the_reference_is():
+    x, w = drawn(1, 64, 512).bfloat16(), drawn(2, 512, 256).bfloat16()
+    truth, wide, narrow = x.double() @ w.double(), x.float() @ w.float(), (x @ w).float()
+    halves = x[:, :256].float() @ w[:256].float() + x[:, 256:].float() @ w[256:].float()
+    parts = (x[:, :256] @ w[:256] + x[:, 256:] @ w[256:]).float()
+    assert difference(halves, truth, wide).error < 0.1 and difference(parts, truth, wide).error > 10
+    assert all(difference(each, truth, narrow).error < 1 for each in (halves, parts, wide))
+
+
 def test_what_the_dtype_cannot_hold_must_be_inf():
     truth = torch.tensor([1e6, 1.0], dtype=torch.float64)
     assert difference(torch.tensor([math.inf, 1.0]).half(), truth).error == 0
