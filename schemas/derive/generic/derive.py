@@ -46,10 +46,10 @@ def _operators(calls: list[Call], refused: Refused) -> Iterator[tuple[Signature,
                 patterns[pattern].append(member)
     for pattern, members in patterns.items():
         signature = Signature(pattern)
-        if reason := why_no_kernel(signature, members[0]):
-            refused.update({member.call.id: reason for member in members})
-        else:
-            yield signature, members
+        reasons = {member.call.id: why_no_kernel(signature, member) for member in members}
+        refused.update({call: reason for call, reason in reasons.items() if reason})
+        if kept := [member for member in members if not reasons[member.call.id]]:
+            yield signature, kept
 
 
 def _kernels(signature: Signature, members: list[Member], refused: Refused) -> Iterator[DerivedDefinition]:

@@ -202,7 +202,9 @@ ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted
 
 
 def why_no_kernel(signature: Signature, member: Member) -> str | None:
-    """Why the operator gets no Definition: it computes nothing, or nothing that a reference can repeat; else None."""
+    """Why a Call of the pattern gets no Definition: it computes nothing, or nothing that a reference can repeat; else
+    None.
+    """
     own = signature.own
     names = [flat_name(leaf.path) for _, leaf in signature.pattern.leaves()]
     names += [f"{flat_name(leaf.path)}_out" for _, leaf in signature.written]
@@ -225,8 +227,8 @@ def why_no_kernel(signature: Signature, member: Member) -> str | None:
 
 def _drops_nothing(call: Call) -> bool:
     """Whether it draws numbers for a dropout alone, and that is of nothing."""
-    values = dict(zip(argument_names(call), (argument.value for argument in call.args), strict=True))
-    return any(values.get(name) == 0.0 for name in ("dropout_p", "dropout"))
+    named = zip(argument_names(call), call.args, strict=True)
+    return any(name in ("dropout_p", "dropout") and argument.value == 0.0 for name, argument in named)
 
 
 def _is_view(own: Operator, member: Member) -> bool:

@@ -287,6 +287,8 @@ def test_a_dropout_of_nothing_draws_no_numbers():
     assert list(derived(attention, (q, q, q, mask, 0.0)).inputs) == ["query", "key", "value", "attn_mask"]
     _, refused = derive(call(attention, q, q, q, mask, 0.1))
     assert "random" in refused[0]
+    (kernel,), refused = derive(*(call(attention, q, q, q, mask, share) for share in (0.0, 0.1)))
+    assert [use.call.id for use in kernel.uses] == [0] and list(refused) == [1]
 
 
 def test_one_bad_call_costs_itself_alone():
