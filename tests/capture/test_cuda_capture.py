@@ -49,6 +49,36 @@ def test_a_capture_inside_the_recording_is_left_whole(record: Record) -> None:
     assert {(tensor.low, tensor.high) for tensor in held} == {(0, 5)}
 
 
+class Mapped:
+    """Pinned memory of the host, which torch takes for a tensor of the GPU's, as engines have some."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        whole = {"shape": tuple(held.shape), "typestr": "<i4", "data": (held.data_ptr(), False), "version": 3}
+        self.__cuda_array_interface__ = whole
+
+
+def test_memory_that_the_host_shares_is_sampled_without_a_wait(record: Record) -> None:
+    held = torch.arange(6, dtype=torch.int32).pin_memory()
+    table = torch.as_tensor(Mapped(held), device="cuda")
+    assert table.is_cuda and table.data_ptr() == held.data_ptr()
+    waited = []
+
+    def body(_: Any) -> None:
+        for size in range(1, 8):
+            torch.cuda._sleep(200_000_000)
+            slept = torch.cuda.Event()
+            slept.record()
+            looked_up(torch.ones(size, device="cuda"), table)
+            waited.append(slept.query())
+            torch.cuda.synchronize()
+
+    recording = record(body)
+    assert not any(waited[1:])  # with the first comes what is allocated once
+    sampled = [sample for sample in recording.samples if "looked_up" in recording.calls[sample.call].operator]
+    assert len(sampled) == 7
+    assert {(t.low, t.high) for sample in sampled for t in sample.tensors.values()} == {(0, 5)}
+
+
 BRANCHES = """
 import torch
 

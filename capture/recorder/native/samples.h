@@ -72,6 +72,16 @@ class Cuda {
   bool copy(char* to, const void* from, size_t bytes, Handle stream) {
     return copy_(to, reinterpret_cast<uint64_t>(from), bytes, stream) == 0;
   }
+  // Where the host has memory of its own that the GPU reads, too (pinned and mapped); nullptr: the GPU's own memory.
+  const char* on_host(const void* data) const {
+    constexpr int kMemoryType = 2, kHostPointer = 4;  // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, _HOST_POINTER
+    constexpr unsigned kHost = 1;  // CU_MEMORYTYPE_HOST
+    const auto address = reinterpret_cast<uint64_t>(data);
+    unsigned type = 0;
+    const char* pointer = nullptr;
+    if (!attribute_ || attribute_(&type, kMemoryType, address) != 0 || type != kHost) return nullptr;
+    return attribute_(&pointer, kHostPointer, address) == 0 ? pointer : nullptr;
+  }
   // How many nodes the graph has that this stream captures into; 0 where none does.
   size_t nodes(Handle stream) const {
     const Handle graph = graph_of(stream);
@@ -164,6 +174,7 @@ class Cuda {
           get(query_, "cuEventQuery") && get(wait_, "cuEventSynchronize") && get(allocate, "cuMemAllocHost_v2") &&
           get(create, "cuEventCreate") && get(exchange_mode_, "cuThreadExchangeStreamCaptureMode")))
       return;
+    get(attribute_, "cuPointerGetAttribute");
     get(capture_info_, "cuStreamGetCaptureInfo_v2");
     get(graph_nodes_, "cuGraphGetNodes");
     get(graph_edges_, "cuGraphGetEdges_v2");
@@ -187,6 +198,7 @@ class Cuda {
   int (*query_)(Handle) = nullptr;
   int (*wait_)(Handle) = nullptr;
   int (*exchange_mode_)(int*) = nullptr;
+  int (*attribute_)(void*, int, uint64_t) = nullptr;
   int (*capture_info_)(Handle, int*, uint64_t*, Handle*, const Handle**, size_t*) = nullptr;
   int (*graph_nodes_)(Handle, Handle*, size_t*) = nullptr;
   int (*graph_edges_)(Handle, Handle*, Handle*, uint64_t*, size_t*) = nullptr;
@@ -297,7 +309,8 @@ class Banks {
   // `write` is called by that thread, and may not throw.
   explicit Banks(std::function<void(std::string_view)> write) : write_(std::move(write)) {}
 
-  // Copies `data` as the stream will see it when what comes next runs; false: no room now.
+  // Copies `data` as the stream will see it when what comes next runs, or as it is now where it is the host's; false: no
+  // room now.
   bool copy(SampledTensor& out, const void* data, c10::Device device, size_t bytes) {
     if (device.is_cpu()) {
       out.own.assign(static_cast<const char*>(data), static_cast<const char*>(data) + bytes);
@@ -308,10 +321,16 @@ class Banks {
     if (bytes == 0) return true;
     const auto stream = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device).native_handle();
     std::lock_guard<std::mutex> guard(mutex_);
+    if (!cuda_.ready() || cuda_.capturing(stream)) return false;
+    if (const char* shared = cuda_.on_host(data)) {  // a copy from host to host waits for all that the stream has to do
+      out.own.assign(shared, shared + bytes);
+      out.data = out.own.data();
+      return true;
+    }
     Bank& bank = banks_[current_];
     const size_t room = (bytes + 255) & ~size_t{255};
     cramped_ = bank.fenced || bank.writing || bank.used + room > kBankBytes || (bank.used && stream != stream_);  // a bank has one fence
-    if (cramped_ || !cuda_.ready() || cuda_.capturing(stream)) return false;
+    if (cramped_) return false;
     char* to = cuda_.ring() + static_cast<size_t>(current_) * kBankBytes + bank.used;
     if (!cuda_.copy(to, data, bytes, stream)) return false;
     bank.used += room;
