@@ -92,7 +92,8 @@ class Requests:
 
     def numbers(self, names: list[str]) -> list[int]:
         """By which the lines of steps name requests."""
-        return [self._known(name).number for name in names]
+        totals = self._totals
+        return [(totals.get(name) or self._known(name)).number for name in names]
 
     def add(self, shape: StepShape, index: int) -> None:
         """The step `index` has ended, and counts."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import operator
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import compress, count, repeat
 from types import ModuleType
 from typing import Any
 
@@ -298,10 +300,14 @@ class Steps:
         new = scheduled.num_scheduled_tokens
         if not scheduled.total_num_scheduled_tokens:
             return None
-        order = [request for request in new if request in computed]
-        prefilling = [place for place, r in enumerate(order) if computed[r] < self._prompt.get(r, 0)]
+        order = list(
+            filter(computed.__contains__, new)
+        )  # without a loop of Python's: there may be hundreds at each step
+        before, queries = list(map(computed.__getitem__, order)), list(map(new.__getitem__, order))
+        prompts = map(self._prompt.get, order, repeat(0))
+        prefilling = list(compress(count(), map(operator.lt, before, prompts)))
         phase = "decode" if not prefilling else "prefill" if len(prefilling) == len(order) else "mixed"
-        queries, lengths = [new[r] for r in order], [computed[r] + new[r] for r in order]
+        lengths = list(map(operator.add, before, queries))
         return StepShape(phase, queries, lengths, requests=order, prefilling=prefilling)
 
     def _computed(self, scheduled: Any) -> dict[str, int]:
