@@ -4,14 +4,15 @@
         [--pairs 5] [--agent-trace]
 
 Starts `vllm serve` (or SGLang's server) under `kcap record --window manual`, dummy weights and a tokenizer of made-up
-words, and sends the requests of `vllm bench serve` (`sglang.bench_serving`) again and again (random, 512 tokens in, 128
-out): at most so many at once (`--load 32`) or so many a second (`--load rate=8`). A pair is a round with the window
-closed and one with it open, in alternating order; before each pair stands another with it closed, whose ratio to the
-pair's own is the A/A spread. `--plain` begins with rounds of a server without kcap. With `--agent-trace` the requests
-are recorded, too, and what a round is held against is a second server, without kcap, which stands on the same GPU
-meanwhile: give both less of its memory by `--server-arg`. `--pairs 0` is one recorded round alone: with `--load 32
---num-prompts 5000` some 20,000 steps. Ends with a table, and what the Recording holds: its size, its Calls by operator;
-of an agent trace the costliest turns, and the share of GPU time that no request accounts for.
+words, and sends the requests of `vllm bench serve` (`sglang.bench_serving`, which needs `pip install datasets`) again
+and again (random, 512 tokens in, 128 out): at most so many at once (`--load 32`) or so many a second (`--load rate=8`).
+A pair is a round with the window closed and one with it open, in alternating order; before each pair stands another
+with it closed, whose ratio to the pair's own is the A/A spread. `--plain` begins with rounds of a server without kcap.
+With `--agent-trace` the requests are recorded, too, and what a round is held against is a second server, without kcap,
+which stands on the same GPU meanwhile: give both less of its memory by `--server-arg`. `--pairs 0` is one recorded
+round alone: with `--load 32 --num-prompts 5000` some 20,000 steps. Ends with a table, and what the Recording holds: its
+size, its Calls by operator; of an agent trace the costliest turns, and the share of GPU time that no request accounts
+for.
 """
 
 from __future__ import annotations
@@ -142,8 +143,9 @@ def main() -> None:
         if given.agent_trace:
             ports = (servers.enter_context(started(None, folder / "plain.log")), port)
         for load in loads:
-            table += pairs_of(load, model, recorded, ports, given)
-            print(table[-1], flush=True)
+            rows = pairs_of(load, model, recorded, ports, given)
+            print(*rows, sep="\n", flush=True)
+            table += rows
     print("\n" + "\n".join([f"{'load':>8}  window  " + "  ".join(f"{name[:10]:>10}" for name in FIGURES), *table]))
     print("\n".join(contents(recorded)))
     if given.agent_trace:

@@ -76,7 +76,7 @@ def serve(args: argparse.Namespace, window: Window) -> Turns:
     if args.mixed:
         come_and_go(llm, args)
         return turns
-    ids = [[(7 * i + j) % 1000 + 3 for j in range(256)] for i in range(args.batch)]
+    ids = [[(7 * i + j) % 250 + 3 for j in range(256)] for i in range(args.batch)]
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in ids]
     for _ in range(3):
         params = SamplingParams(max_tokens=args.steps // 3, temperature=0.0, ignore_eos=True, detokenize=False)
