@@ -241,6 +241,32 @@ def test_kernels_of_branches_that_overlap_are_told_by_their_names(profile: Profi
     assert in_order(result) == [4, 5, 2, 1, 3]
 
 
+def with_ids(profile: Profile, *kernels: tuple[str, int, int]) -> None:
+    """Replay a graph of kernels, each with its name, its start and its node's id."""
+    profile.launch(100, by="cudaGraphLaunch")
+    correlation = profile.events[-1]["args"]["correlation"]
+    for name, start, node in kernels:
+        profile.gpu(name, start, correlation=correlation, **{"graph node id": node})
+
+
+def test_two_kernels_of_one_name_in_branches_are_told_apart_by_the_ids_of_their_nodes(profile: Profile) -> None:
+    """The second of the branches began first; neither its name nor what it waits for tells that."""
+    graph = branches("norm", "gemm", "gemm", "", after={1: [0], 2: [0], 3: [1, 2]}, calls=[NORM, MM, WIDE, ADD])
+    with_ids(profile, ("norm", 2000, 40), ("gemm", 2001, 42), ("gemm", 2002, 41))
+    result = profile.one(graph)
+    assert [(kernel.start_us, kernel.call) for kernel in sorted(result.kernels, key=lambda k: k.start_us)] == [
+        (0.0, 4),
+        (1.0, 3),
+        (2.0, 2),
+    ]
+
+
+def test_ids_that_do_not_fit_the_names_tell_nothing(profile: Profile) -> None:
+    graph = branches("norm", "gemm", after={}, calls=[NORM, MM])
+    with_ids(profile, ("norm", 2000, 11), ("gemm", 2001, 10))
+    assert calls(profile.one(graph)) == {"norm": 4, "gemm": 2}
+
+
 def test_of_two_kernels_of_one_name_the_one_runs_that_waits_for_nothing(profile: Profile) -> None:
     """The first `gemm` to start is the second to be captured: the other still waits for `flash`."""
     body = [NORM, FORWARD, MM, WIDE, ADD]

@@ -300,9 +300,8 @@ class Steps:
         new = scheduled.num_scheduled_tokens
         if not scheduled.total_num_scheduled_tokens:
             return None
-        order = list(
-            filter(computed.__contains__, new)
-        )  # without a loop of Python's: there may be hundreds at each step
+        # Without loops of Python's: there may be hundreds of requests in each step.
+        order = list(filter(computed.__contains__, new))
         before, queries = list(map(computed.__getitem__, order)), list(map(new.__getitem__, order))
         prompts = map(self._prompt.get, order, repeat(0))
         prefilling = list(compress(count(), map(operator.lt, before, prompts)))

@@ -208,13 +208,17 @@ def attribute_replay(events: list[Gpu], graph: Replayed, learnt: KernelOperators
 
 
 def _by_node_names(events: list[Gpu], graph: Replayed, learnt: KernelOperators) -> list[Attribution] | None:
-    """By the names of the nodes' kernels; any other kernel by the operator that launched such outside of graphs."""
+    """By the ids of the nodes, where the profiler tells these and each has its kernel's name; else by the names, and
+    any other kernel by the operator that launched such outside of graphs."""
     owners = graph.owners(len(graph.kernels))
     if owners is None or not _names_agree(graph.kernels, owners, graph):
         return None
+    captured = _captured_order(events)
+    if _have_ids(events) and (running := graph.captured_nodes(event.name for event in captured)):
+        return [(event, _owner(owners[node], graph)) for event, node in zip(captured, running, strict=True)]
     ordered = sorted(events, key=lambda event: (event.start, event.stream))
     nodes = graph.nodes_of(event.name for event in ordered)
-    if None in nodes and (by_count := _by_nodes(_captured_order(events), graph)):
+    if None in nodes and (by_count := _by_nodes(captured, graph)):
         return by_count
     others = [event for event, node in zip(ordered, nodes, strict=True) if node is None]
     by_name = iter(_by_names(others, graph, learnt))
@@ -228,8 +232,12 @@ def _owner(number: int | None, graph: Replayed) -> Ran | str:
     return CAPTURED_OUTSIDE if number is None else graph.calls[number]
 
 
+def _have_ids(events: list[Gpu]) -> bool:
+    return all(event.node is not None for event in events)
+
+
 def _captured_order(events: list[Gpu]) -> list[Gpu]:
-    if all(event.node is not None for event in events):
+    if _have_ids(events):
         return sorted(events, key=lambda event: (event.node or 0, event.start))
     return sorted(events, key=lambda event: (event.start, event.stream, event.node or 0))
 

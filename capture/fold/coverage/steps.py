@@ -59,6 +59,12 @@ class Replayed:
             owners[start:end] = [number] * (end - start)
         return owners
 
+    def captured_nodes(self, names: Iterable[str]) -> list[int] | None:
+        """The node of each kernel, in the order in which they were captured; None unless `names` are theirs."""
+        running = [node for node, name in enumerate(self.kernels) if name]
+        same = [_kind(name) for name in names] == [_kind(self.kernels[node]) for node in running]
+        return running if same else None
+
     def nodes_of(self, names: Iterable[str]) -> list[int | None]:
         """The node of each kernel, by its name, in the order in which they started; None where none is left.
 

@@ -312,21 +312,14 @@ class Banks {
   // Copies `data` as the stream will see it when what comes next runs, or as it is now where it is the host's; false: no
   // room now.
   bool copy(SampledTensor& out, const void* data, c10::Device device, size_t bytes) {
-    if (device.is_cpu()) {
-      out.own.assign(static_cast<const char*>(data), static_cast<const char*>(data) + bytes);
-      out.data = out.own.data();
-      return true;
-    }
+    if (device.is_cpu()) return keep(out, static_cast<const char*>(data), bytes);
     if (!device.is_cuda() || !c10::impl::hasDeviceGuardImpl(device.type())) return false;  // another library's, and a torch for CPUs
     if (bytes == 0) return true;
     const auto stream = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device).native_handle();
     std::lock_guard<std::mutex> guard(mutex_);
     if (!cuda_.ready() || cuda_.capturing(stream)) return false;
-    if (const char* shared = cuda_.on_host(data)) {  // a copy from host to host waits for all that the stream has to do
-      out.own.assign(shared, shared + bytes);
-      out.data = out.own.data();
-      return true;
-    }
+    // A copy from host to host would wait for all that the stream has to do.
+    if (const char* shared = cuda_.on_host(data)) return keep(out, shared, bytes);
     Bank& bank = banks_[current_];
     const size_t room = (bytes + 255) & ~size_t{255};
     cramped_ = bank.fenced || bank.writing || bank.used + room > kBankBytes || (bank.used && stream != stream_);  // a bank has one fence
@@ -394,6 +387,11 @@ class Banks {
   }
 
  private:
+  static bool keep(SampledTensor& out, const char* data, size_t bytes) {
+    out.own.assign(data, data + bytes);
+    out.data = out.own.data();
+    return true;
+  }
   static Cuda::Handle current_stream() {
     const c10::impl::VirtualGuardImpl guard_impl(c10::DeviceType::CUDA);
     return guard_impl.getStream(guard_impl.getDevice()).native_handle();
