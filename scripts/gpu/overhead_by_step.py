@@ -13,6 +13,8 @@ Exits with 1 where not as many steps were recorded as were to be.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import os
 import random
 import statistics
@@ -54,11 +56,18 @@ class Turns:
             self.window._set_paused(self.window.open)
         self._start = time.perf_counter()
 
-    def install(self, runner: Any) -> None:
+    def install(self) -> None:
+        """Into each of vLLM's runners: which one serves, it decides later."""
+        for module in adapter.RUNNERS:
+            with contextlib.suppress(ImportError):  # the V2 runner's, without Triton
+                self._install(importlib.import_module(module).GPUModelRunner)
+
+    def _install(self, runner: Any) -> None:
         original = runner.execute_model
 
         def execute_model(this: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
-            self.before(scheduled)
+            if self.window.following and not kwargs.get("dummy_run"):
+                self.before(scheduled)
             return original(this, scheduled, *args, **kwargs)
 
         runner.execute_model = execute_model
@@ -66,13 +75,12 @@ class Turns:
 
 def serve(args: argparse.Namespace, window: Window) -> Turns:
     from vllm import LLM, SamplingParams
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     target = find_model(args.model, "dummy")
     start = Start(target, "dummy", None, not args.compiled, {}, 8192)
     llm = LLM(**adapter.arguments(start), enable_prefix_caching=False, max_num_seqs=args.batch)
     turns = Turns(window, args.batch, args.mixed)
-    turns.install(GPUModelRunner)
+    turns.install()
     if args.mixed:
         come_and_go(llm, args)
         return turns
@@ -127,6 +135,8 @@ def main() -> None:
         )
     print(f"{recorded} steps recorded")
     drawn = sum(len(times) for (_, kind), times in turns.times.items() if kind == "on")
+    if not drawn:
+        sys.exit("no step was timed")
     if not drawn <= recorded <= drawn + OTHERS:
         sys.exit(f"{drawn} steps were to be recorded, not {recorded}")
 
