@@ -31,7 +31,8 @@ from kcap.capture.controller.progress import (
     registered_adapters,
     shown_progress,
 )
-from kcap.capture.engines import adapters, of_framework
+from kcap.capture.engines import adapters, of_framework, serving_framework
+from kcap.capture.fold.metadata import NEVER_OPENED
 from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import SESSION_VARIABLE, Session
 from kcap.capture.shards.counts import close_shards
@@ -70,7 +71,7 @@ class RunControl:
 
 def runs_engine(session: Session) -> bool:
     """Whether kcap started an engine or a server, or the user's command is an engine."""
-    own = not session.command or bool(session.client)
+    own = not session.command or bool(session.client) or serving_framework(session.command) is not None
     return own or any((engine := adapters().get(name)) and engine.OFFLINE for name in registered_adapters(session))
 
 
@@ -171,9 +172,10 @@ def record_command_line(command_line: list[str], session: Session, working: Work
         if any_registered(session):
             at.attend(last_phase(session))
         recording = make_recording(session, working.directory, status, log, failure)
-        if at.ending and log and not recording.calls:
+        if at.ending and runs_engine(session) and not recording.calls:
             shutil.rmtree(working.directory)
-            raise KcapError(NOTHING_KEPT)
+            never = f"nothing was recorded: {NEVER_OPENED}; nothing is kept"
+            raise KcapError(never if NEVER_OPENED in recording.metadata.notes else NOTHING_KEPT)
         return Run(recording, failure, status)
 
 
@@ -250,10 +252,10 @@ def _prepare_recorder(session: Session, attend: Callable[[Phase], None]) -> None
 
 def explain_silence(session: Session, status: int | None, log: Path | None) -> None:
     """NoRecordingError: why no process had a recorder in it. `status`: of its end; None where kcap ended it."""
+    if status is None and runs_engine(session):
+        raise KcapError(NOTHING_KEPT)
     if session.command:
         raise NoRecordingError(f"nothing was recorded: {_why_silent(session, status)}", status)
-    if status is None:
-        raise KcapError(NOTHING_KEPT)
     if status and log:
         lines = last_lines(log, status)
         raise KcapError(f"the engine did not start ({status_text(status)}):\n{lines}\n{_whole_output(session, log)}")

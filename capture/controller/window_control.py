@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import glob
 import os
+import shlex
 import socket
 import time
 from collections.abc import Iterator
@@ -93,7 +94,8 @@ def find_session(output: Path) -> Session:
     if (path / "recording.json").is_file():
         raise KcapError(f"{why}: {output} is a Recording already, whose window has closed")
     if directories:
-        raise KcapError(f"{why}: one was interrupted, see kcap recover {directories[0]} -o {output}")
+        recover = shlex.join(["kcap", "recover", str(directories[0]), "-o", str(output)])
+        raise KcapError(f"{why}: one was interrupted, see {recover}")
     raise KcapError(f"{why}: start it first, with the same -o")
 
 

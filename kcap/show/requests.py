@@ -274,7 +274,7 @@ def time_notes(summary: RequestSummary) -> Iterator[str]:
     times = summary.times
     if times is None:
         return
-    none = sum(times.none_us.values())
+    none = max(0.0, sum(times.none_us.values()))  # differences, which may miss zero by a rounding
     share = f"{none / times.total_us:.1%}" if times.total_us else "0%"
     yield f"no request accounts for {share} of the time ({none / 1e3:,.3f} of {times.total_us / 1e3:,.3f} ms)"
     yield RULE

@@ -19,6 +19,7 @@ from kcap.errors import CallError, FormatError, KcapError
 from kcap.schemas.recording.recording import Count, Program, Recording
 from kcap.schemas.recording.records import FORMAT, REPLICA, Call, Metadata, Rank, Tap, totals
 from kcap.schemas.recording.seal import holds, seal
+from kcap.schemas.recording.turns import FILE as TURNS_FILE
 
 
 @dataclass(frozen=True)
@@ -195,8 +196,16 @@ def merge_metadata(parts: Sequence[Part], calls: list[Call], hosts: bool) -> Met
         batches=_batches(several, together),
         totals=totals(calls),
         dropped=_summed([metadata.dropped for metadata in several], False),
-        notes=list(dict.fromkeys([note for metadata in several for note in metadata.notes] + notes)),
+        notes=list(dict.fromkeys([note for metadata in several for note in metadata.notes] + notes + _left_out(parts))),
     )
+
+
+def _left_out(parts: Sequence[Part]) -> list[str]:
+    """What each of several runs has for itself."""
+    turns = any((part.recording.path / TURNS_FILE).is_file() for part in parts)
+    windows = any(len(part.recording.metadata.windows) > 1 for part in parts)
+    left = " and ".join(name for name, there in (("turns", turns), ("windows", windows)) if there)
+    return [f"the {left} of what was merged are in those Recordings alone"] if left else []
 
 
 def _ranks(parts: Sequence[Part]) -> list[Rank]:

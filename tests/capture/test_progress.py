@@ -124,6 +124,21 @@ def test_what_heeds_no_signal_has_ended_within_five_seconds(number: int, start: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["engine.log", "engine.py", "pids"]
 
 
+def test_a_server_that_is_ended_before_its_first_step_leaves_nothing(tmp_path: Path) -> None:
+    """It has torch in it, so that kcap is in it, too."""
+    server = tmp_path / "vllm"
+    server.write_text(f"#!{sys.executable}\nimport time, torch\nopen('up', 'w').write('1')\ntime.sleep(600)\n")
+    server.chmod(0o700)
+    command = [sys.executable, "-m", "kcap", "record", "-o", "out.kcap", "--", str(server), "serve", "model"]
+    kcap = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    written(tmp_path / "up")
+    kcap.send_signal(signal.SIGINT)
+    _, errors = kcap.communicate(timeout=60)
+    assert errors.endswith("kcap: nothing was recorded, and nothing is kept\n")
+    assert kcap.returncode == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["up", "vllm"]
+
+
 def test_where_there_is_no_terminal_a_line_says_each_phase(start: Start, tmp_path: Path) -> None:
     kcap = start(STUBBORN)
     written(tmp_path / "pids")
@@ -221,6 +236,8 @@ def test_phases_follow_what_the_processes_leave(window: Window) -> None:
         ("", [], [], True),
         ("", ["serve"], ["client"], True),
         ("vllm", ["serve"], [], True),
+        ("", ["python", "-m", "vllm.entrypoints.openai.api_server"], [], True),
+        ("pytorch", ["/usr/bin/vllm", "serve", "model"], [], True),
         ("pytorch", ["python"], [], False),
         ("", ["python"], [], False),
     ],

@@ -203,7 +203,7 @@ def test_where_no_recording_runs_the_error_says_what_is_there(tmp_path: Path, re
         window_control.find_session(output)
     left = tmp_path / ".[a].kcap.x1"
     (left / "shards").mkdir(parents=True)
-    with pytest.raises(KcapError, match=r"interrupted, see kcap recover .*x1"):
+    with pytest.raises(KcapError, match=r"see kcap recover '\S*/\.\[a\]\.kcap\.x1' -o '\S*/\[a\]\.kcap'"):
         window_control.find_session(output)
     with pytest.raises(KcapError, match="is a Recording already"):
         window_control.find_session(recording)

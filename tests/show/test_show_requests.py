@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from kcap.schemas.recording.values import TensorSpec
 from kcap.schemas.results.measurement import Measurement, write_measurements
 from kcap.show.gain import CallTime
 from kcap.show.request_times import BY_CONTEXT, RequestTimes, request_times
+from kcap.show.requests import time_notes
 
 Kcap = Callable[..., Any]
 PHASES = ("prefill", "decode", "mixed", "other")
@@ -157,6 +159,12 @@ def test_the_command_shows_tokens_shares_and_the_rule(kcap: Kcap, tmp_path: Path
     assert "no request accounts for 29.4% of the time" in text
     assert "39 tokens of prompts (0 found in the prefix cache, 39 computed), 5 generated" in text
     assert "1 more rows" in text
+
+
+def test_a_rest_below_zero_by_a_rounding_is_none() -> None:
+    times = RequestTimes([], {"gemm": -1e-4}, 100.0, 1, 1, 0)
+    summary: Any = SimpleNamespace(times=times, source="")
+    assert next(time_notes(summary)) == "no request accounts for 0.0% of the time (0.000 of 0.100 ms)"
 
 
 def test_tokens_of_steps_that_name_no_requests_are_said(kcap: Kcap, tmp_path: Path) -> None:

@@ -340,6 +340,20 @@ def test_the_command_joins_files_and_derives_the_rest(two, kcap, tmp_path):
     assert (tmp_path / "c").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize(
+    ("turns", "windows", "said"),
+    [(True, 1, "turns"), (False, 2, "windows"), (True, 2, "turns and windows"), (False, 1, "")],
+)
+def test_what_stays_with_each_run_is_said(turns, windows, said, two, kcap, tmp_path):
+    document = load(two[0]).metadata.model_copy(update={"windows": [{"first": 0, "steps": 1}] * windows})
+    (two[0] / "recording.json").write_bytes(orjson.dumps(document.model_dump(mode="json")))
+    if turns:
+        (two[0] / "turns.jsonl").write_bytes(b"")
+    assert kcap("merge", *two, "-o", tmp_path / "c").code == 0
+    notes = [f"the {said} of what was merged are in those Recordings alone"] if said else []
+    assert [note for note in load(tmp_path / "c").metadata.notes if "merged" in note] == notes
+
+
 def sealed(path):
     from kcap.schemas.recording.seal import seal
 
