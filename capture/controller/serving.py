@@ -183,8 +183,7 @@ def ready_url(command: list[str], servers: Iterable[Server] | None = None) -> st
         if servers is None
         else servers
     )
-    words = {Path(word).name for word in command} | set(command)
-    server = next((server for server in candidates if words.issuperset(server.words)), None)
+    server = next((server for server in candidates if server.is_started_by(command)), None)
     if server is None or any(word.partition("=")[0] in server.elsewhere for word in command):
         return None
     host = _option(command, "--host") or "127.0.0.1"

@@ -52,6 +52,9 @@ class Server:
     ready: str = "/health"
     elsewhere: tuple[str, ...] = ("--config", "--ssl-keyfile", "--uds", "--headless")
 
+    def is_started_by(self, command: Sequence[str]) -> bool:
+        return {*command, *(Path(word).name for word in command)}.issuperset(self.words)
+
 
 @dataclass(frozen=True)
 class Framework:
@@ -169,9 +172,8 @@ def of_framework(framework: str | None) -> Engine | None:
 
 def serving_framework(command: Sequence[str]) -> Framework | None:
     """The framework whose server `command` starts; None where that is not plain."""
-    words = {Path(word).name for word in command} | set(command)
     frameworks = (engine.FRAMEWORK for engine in adapters().values())
-    return next((f for f in frameworks if any(words.issuperset(server.words) for server in f.servers)), None)
+    return next((f for f in frameworks if any(server.is_started_by(command) for server in f.servers)), None)
 
 
 PLUGIN_NAME = "kcap"
