@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import glob
 import os
-import shlex
 import socket
 import time
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ from kcap.capture.window.gate import (
     open_cells,
 )
 from kcap.errors import CallError, KcapError
+from kcap.system.output import recover_command
 
 PATIENCE = 2.0  # seconds until a process that has not answered is reported as silent
 
@@ -94,8 +94,7 @@ def find_session(output: Path) -> Session:
     if (path / "recording.json").is_file():
         raise KcapError(f"{why}: {output} is a Recording already, whose window has closed")
     if directories:
-        recover = shlex.join(["kcap", "recover", str(directories[0]), "-o", str(output)])
-        raise KcapError(f"{why}: one was interrupted, see {recover}")
+        raise KcapError(f"{why}: one was interrupted, see {recover_command(directories[0], output)}")
     raise KcapError(f"{why}: start it first, with the same -o")
 
 

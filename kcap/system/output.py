@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -110,5 +111,10 @@ def describe_leftover(directory: Path, output: Path) -> str:
     if (directory / "recording.json").is_file():
         return f"the Recording is in {directory}: move it to another place"
     if any(directory.glob("shards/*.jsonl")):
-        return f"what was recorded is in {directory}: kcap recover {directory} -o {output}"
+        return f"what was recorded is in {directory}: {recover_command(directory, output)}"
     return ""
+
+
+def recover_command(directory: Path, output: Path) -> str:
+    """What makes a Recording of the shards in `directory`, for a shell."""
+    return shlex.join(["kcap", "recover", str(directory), "-o", str(output)])
