@@ -274,9 +274,9 @@ def time_notes(summary: RequestSummary) -> Iterator[str]:
     times = summary.times
     if times is None:
         return
-    none = max(0.0, sum(times.none_us.values()))  # differences, which may miss zero by a rounding
-    share = f"{none / times.total_us:.1%}" if times.total_us else "0%"
-    yield f"no request accounts for {share} of the time ({none / 1e3:,.3f} of {times.total_us / 1e3:,.3f} ms)"
+    none = sum(times.none_us.values())  # differences, which may miss zero by a rounding
+    share = f"{none / times.total_us:z.1%}" if times.total_us else "0%"
+    yield f"no request accounts for {share} of the time ({none / 1e3:z,.3f} of {times.total_us / 1e3:,.3f} ms)"
     yield RULE
     if times.listed < times.steps:
         yield f"{times.listed:,} of {times.steps:,} steps are listed: the others' time goes by tokens"
