@@ -101,19 +101,22 @@ def test_ranges_that_do_not_fit_are_not_used(ranges: list[tuple[int, int]], tota
     assert reasons(result)["flash"] == UNKNOWN
 
 
-def test_the_ids_of_nodes_go_before_the_times(profile: Profile) -> None:
+def replay_graph(profile: Profile, *kernels: tuple[str, int, int, int | None]) -> None:
+    """Replay a graph of kernels, each with its name, its start, its stream and its node's id, if that is told."""
     profile.launch(100, by="cudaGraphLaunch")
     correlation = profile.events[-1]["args"]["correlation"]
-    for name, start, stream, node in (("wide", 2000, 7, 12), ("gemm", 2001, 13, 10), ("flash", 2002, 7, 11)):
-        profile.gpu(name, start, correlation=correlation, stream=stream, **{"graph node id": node})
+    for name, start, stream, node in kernels:
+        told = {} if node is None else {"graph node id": node}
+        profile.gpu(name, start, correlation=correlation, stream=stream, **told)
+
+
+def test_the_ids_of_nodes_go_before_the_times(profile: Profile) -> None:
+    replay_graph(profile, ("wide", 2000, 7, 12), ("gemm", 2001, 13, 10), ("flash", 2002, 7, 11))
     assert calls(profile.one(numbered([MM, FORWARD, WIDE], 1, 1, 1))) == {"gemm": 2, "flash": 1, "wide": 3}
 
 
 def test_without_ids_the_start_tells_then_the_stream(profile: Profile) -> None:
-    profile.launch(100, by="cudaGraphLaunch")
-    correlation = profile.events[-1]["args"]["correlation"]
-    for name, start, stream in (("wide", 2001, 13), ("flash", 2001, 7), ("gemm", 2000, 13)):
-        profile.gpu(name, start, correlation=correlation, stream=stream)
+    replay_graph(profile, ("wide", 2001, 13, None), ("flash", 2001, 7, None), ("gemm", 2000, 13, None))
     assert calls(profile.one(numbered([MM, FORWARD, WIDE], 1, 1, 1))) == {"gemm": 2, "flash": 1, "wide": 3}
 
 
@@ -241,18 +244,10 @@ def test_kernels_of_branches_that_overlap_are_told_by_their_names(profile: Profi
     assert in_order(result) == [4, 5, 2, 1, 3]
 
 
-def with_ids(profile: Profile, *kernels: tuple[str, int, int]) -> None:
-    """Replay a graph of kernels, each with its name, its start and its node's id."""
-    profile.launch(100, by="cudaGraphLaunch")
-    correlation = profile.events[-1]["args"]["correlation"]
-    for name, start, node in kernels:
-        profile.gpu(name, start, correlation=correlation, **{"graph node id": node})
-
-
 def test_two_kernels_of_one_name_in_branches_are_told_apart_by_the_ids_of_their_nodes(profile: Profile) -> None:
     """The second of the branches began first; neither its name nor what it waits for tells that."""
     graph = branches("norm", "gemm", "gemm", "", after={1: [0], 2: [0], 3: [1, 2]}, calls=[NORM, MM, WIDE, ADD])
-    with_ids(profile, ("norm", 2000, 40), ("gemm", 2001, 42), ("gemm", 2002, 41))
+    replay_graph(profile, ("norm", 2000, 7, 40), ("gemm", 2001, 13, 42), ("gemm", 2002, 7, 41))
     result = profile.one(graph)
     assert [(kernel.start_us, kernel.call) for kernel in sorted(result.kernels, key=lambda k: k.start_us)] == [
         (0.0, 4),
@@ -263,7 +258,7 @@ def test_two_kernels_of_one_name_in_branches_are_told_apart_by_the_ids_of_their_
 
 def test_ids_that_do_not_fit_the_names_tell_nothing(profile: Profile) -> None:
     graph = branches("norm", "gemm", after={}, calls=[NORM, MM])
-    with_ids(profile, ("norm", 2000, 11), ("gemm", 2001, 10))
+    replay_graph(profile, ("norm", 2000, 7, 11), ("gemm", 2001, 7, 10))
     assert calls(profile.one(graph)) == {"norm": 4, "gemm": 2}
 
 

@@ -201,19 +201,20 @@ Attribution = tuple[Gpu, Ran | str]  # the Call, or why there is none
 
 def attribute_replay(events: list[Gpu], graph: Replayed, learnt: KernelOperators) -> list[Attribution]:
     """Every event of one replay, by the nodes that each Call added; by names where these are not known or differ."""
-    if graph.kernels and (found := _by_node_names(events, graph, learnt)):
+    captured = _captured_order(events)
+    if graph.kernels and (found := _by_node_names(events, captured, graph, learnt)):
         return found
-    ordered = _captured_order(events)
-    return _by_nodes(ordered, graph) or list(_by_names(ordered, graph, learnt))
+    return _by_nodes(captured, graph) or list(_by_names(captured, graph, learnt))
 
 
-def _by_node_names(events: list[Gpu], graph: Replayed, learnt: KernelOperators) -> list[Attribution] | None:
+def _by_node_names(
+    events: list[Gpu], captured: list[Gpu], graph: Replayed, learnt: KernelOperators
+) -> list[Attribution] | None:
     """By the ids of the nodes, where the profiler tells these and each has its kernel's name; else by the names, and
     any other kernel by the operator that launched such outside of graphs."""
     owners = graph.owners(len(graph.kernels))
     if owners is None or not _names_agree(graph.kernels, owners, graph):
         return None
-    captured = _captured_order(events)
     if _have_ids(events) and (running := graph.captured_nodes(event.name for event in captured)):
         return [(event, _owner(owners[node], graph)) for event, node in zip(captured, running, strict=True)]
     ordered = sorted(events, key=lambda event: (event.start, event.stream))
