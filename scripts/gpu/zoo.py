@@ -157,16 +157,15 @@ class Zoo:
         return self.output / f"{name}.kcap"
 
     def warm(self, findings: Findings) -> None:
-        self._start(findings, self.recording(f"{findings.name}-warm"))
+        path = self.recording(f"{findings.name}-warm")
+        note_if_none(findings, path, self._start(findings, path))
 
     def record(self, findings: Findings) -> None:
         path = self.recording(findings.name)
         coverage = ("--check-coverage",) if self.gpus else ()
         done = self._start(findings, path, *coverage)
         (self.output / f"{findings.name}.record.txt").write_text(done.stdout + done.stderr)
-        if not (path / "recording.json").is_file():
-            last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no word"]
-            findings.failure = f"not recorded (status {done.returncode}): {last[0][:160]}"
+        note_if_none(findings, path, done)
 
     def shares(self, findings: Findings) -> None:
         """What the Recording itself says: how much of the time it covers, and how much is in named families."""
@@ -273,6 +272,14 @@ class Zoo:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)  # with its engine and that one's compilers
                 return subprocess.CompletedProcess(command, 124, "{}", f"it was not done after {left:.0f} s")
+
+
+def note_if_none(findings: Findings, path: Path, done: subprocess.CompletedProcess[str]) -> None:
+    """Without a step in the Recording at `path` the model has failed; the engine's last words become notes."""
+    if not (path / "recording.json").is_file() or not sum(kcap.load(path).metadata.steps.values()):
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no word"]
+        findings.notes += [line[:400] for line in said[-12:]]
+        findings.failure = f"not recorded (status {done.returncode}): {said[-1][:160]}"
 
 
 def derived_families(recording: kcap.Recording) -> dict[str, str]:
