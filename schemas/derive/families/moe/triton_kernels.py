@@ -161,7 +161,7 @@ class RoutingMemset(ReplayRule):
 HISTOGRAM_ROWS = 32  # tokens that a row of the partial histograms counts: HIST_BLOCK_M of `SortTokens`
 
 
-@replay_rule("triton::_combined_routing_compute")
+@replay_rule("triton::_combined_routing_compute", "triton::_combined_routing_compute_pow2")
 class RoutingCompute(ReplayRule):
     """It writes where offsets say: they are made from the tokens' experts, drawn if they were not recorded."""
 
