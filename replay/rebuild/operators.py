@@ -209,16 +209,20 @@ def is_function(call: Call) -> bool:
 
 
 def resolve_function(call: Call) -> Operator:
-    """The library's function that `call` is of, or the operator that it registers; Skip says why there is none."""
+    """The library's function that `call` is of, or the operator that it registers with the same parameters; Skip says
+    why there is none.
+    """
     load_library(call.namespace)
+    names = [argument.name or "" for argument in call.args]
     if is_registered(call.operator, ""):
-        return resolve_operator(call.operator)
+        operator = resolve_operator(call.operator)
+        if [argument.name for argument in operator.schema.arguments][: len(names)] == names:
+            return operator
     name = call.operator.removeprefix(f"{call.namespace}::")
     modules = LIBRARIES[call.namespace].modules
     function = next((one for module in modules if callable(one := _attribute(module, name))), None)
     if function is None or isinstance(function, type):
         raise Skip(f"the library here has no function {name}")
-    names = [argument.name or "" for argument in call.args]
 
     def run(*values: Any) -> Any:
         return function(**dict(zip(names, values, strict=True)))

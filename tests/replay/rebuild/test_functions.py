@@ -74,6 +74,25 @@ def test_a_copy_inside_an_engine_will_do() -> None:
     assert [parameter.name for parameter in resolved.operator.schema.arguments if parameter.alias_info] == ["d"]
 
 
+@pytest.mark.parametrize(
+    ("schema", "registered"),
+    [
+        ("(Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d) -> ()", False),  # as newer releases register it
+        ("(Tensor[] a, Tensor[] b, Tensor(d!) d, Tensor? c=None) -> ()", True),
+    ],
+)
+def test_an_operator_of_its_name_stands_for_it_only_if_it_takes_the_same(schema: str, registered: bool) -> None:
+    library = torch.library.Library("deep_gemm", "FRAGMENT")
+    try:
+        library.define(f"fp8_gemm_nt{schema}")
+        operators.resolve_operator.cache_clear()
+        resolved = operators.resolve_function(call("deep_gemm::fp8_gemm_nt", a=[], b=[], d=None))
+        assert isinstance(resolved.schema, operators.Parameters) != registered
+    finally:
+        library._destroy()
+        operators.resolve_operator.cache_clear()
+
+
 WRAPPERS = (
     "BatchDecodeWithPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
