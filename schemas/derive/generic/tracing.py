@@ -77,6 +77,7 @@ class ReferenceBody:
             return f"{texts[0]} {INFIX[base]} {texts[1]}"
         if (dtype := _cast(name, args, kwargs)) is not None:
             return f"{texts[0]}.to({dtype})"
+        kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}  # of the host's, where it was
         texts += [f"{key}={self.write(value)}" for key, value in kwargs.items()]
         return f"torch.ops.{name}({', '.join(texts)})"
 

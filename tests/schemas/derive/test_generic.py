@@ -200,6 +200,14 @@ def test_a_device_is_the_inputs():
     assert "self.device" in kernel.definition.reference and "cuda" not in kernel.definition.reference
 
 
+def test_a_reference_pins_no_memory():
+    """Pinned memory is the host's, and a reference may run on a GPU."""
+    kwargs = {"dtype": torch.int32, "device": TorchConstant("device", "cpu"), "pin_memory": True}
+    (kernel,), refused = derive(call("aten::zeros", [4], **kwargs))
+    assert not refused and "pin_memory" not in kernel.definition.reference
+    check(kernel, "aten::zeros", [([4],)], {"dtype": torch.int32})
+
+
 def test_arguments_without_names_take_the_schemas():
     layer_norm = call("aten::native_layer_norm", *OPERATORS["aten::native_layer_norm"][0])
     bare = layer_norm.model_copy(update={"args": [a.model_copy(update={"name": None}) for a in layer_norm.args]})
