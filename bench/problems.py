@@ -207,11 +207,13 @@ def make_workload(
 def bound_call(call: Call, sample: Sample | None, recording: Recording | None) -> BoundCall:
     """`call` with the values of `sample`, its caches cut to the pages in use, and nothing allocated.
 
-    Skip if a value is not known.
+    Packed weights stay without values: who reads the Workload draws them. Skip if a value is not known.
     """
     bound = bind_call(call, sample, None, recording.value if recording else lambda _: None)
     apply_rule(bound, launch_rule(call, recording) if is_launch(call) else families.replay_rule_for(call.operator))
     rebuild.resolve_indices(bound)
+    for path in bound.drawn:
+        del bound.contents[path]
     return bound
 
 
@@ -219,7 +221,7 @@ def check_indices_known(form: KernelInstance, values: dict[str, Any]) -> None:
     """Skip where an integer input has no values: only of aten's operators is it known which of them are indices."""
     for name, value in values.items():
         unknown = isinstance(value, torch.Tensor) and value.is_meta and value.numel()
-        if unknown and form.inputs[name].dtype in ("int32", "int64"):
+        if unknown and form.inputs[name].dtype in ("int32", "int64") and not form.inputs[name].any_bits:
             raise Skip(UNKNOWN_INDICES.format(name))
 
 

@@ -34,6 +34,7 @@ class BoundCall:
     `contents` holds integer tensors' values (on the CPU, of the tensor's shape or of its leading part);
     `ranges` the smallest and largest value where only these were recorded. `constants`: a Triton kernel's constexprs.
     `routing`: for a number of experts how often each was chosen in a batch that was sampled, [experts].
+    `drawn`: the paths of contents that a rule drew where any bits are valid.
     """
 
     operator: str
@@ -42,6 +43,7 @@ class BoundCall:
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     constants: Mapping[str, Value] = field(default_factory=dict)
     routing: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    drawn: set[str] = field(default_factory=set)
 
     @property
     def namespace(self) -> str:

@@ -24,13 +24,14 @@ class TensorArg:
     """An input or output: its axes (None: a Python scalar), its dtype by torch's name, and its value.
 
     `value`: a tensor, a number, or a function without arguments that makes it: where it needs values (of a block
-    table), or is an output, which is known once the operator ran.
+    table), or is an output, which is known once the operator ran. `any_bits`: of integers, that all are valid.
     """
 
     shape: tuple[str, ...] | None
     dtype: str
     value: Any
     description: str | None = None
+    any_bits: bool = False
 
     def get(self) -> Any:
         """The value; a function is called, and may raise Unrecognized where values are not known."""
@@ -143,6 +144,11 @@ def _bind_axes(sizes: dict[str, int], name: str, axes: tuple[str, ...], shape: t
 def tensor_arg(tensor: torch.Tensor, *axes: str, description: str | None = None) -> TensorArg:
     """An argument whose tensor exists already."""
     return TensorArg(axes, dtype_name(tensor.dtype), tensor, description)
+
+
+def packed_arg(tensor: torch.Tensor, *axes: str, description: str) -> TensorArg:
+    """A packed weight, or its zero points: integers that any bits are."""
+    return TensorArg(axes, dtype_name(tensor.dtype), tensor, description, any_bits=True)
 
 
 def lazy_arg(

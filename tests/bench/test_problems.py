@@ -162,3 +162,23 @@ def test_a_region_around_a_kernel_that_a_family_knows_is_not_exported_beside_it(
     )
     _, found = made([region, kernel.model_copy(update={"parent": region.operator})])
     assert [problem.total for problem in found.problems] == [5]
+
+
+@pytest.mark.parametrize("kernel", ["awq_gemm", "machete_mm"])
+def test_packed_weights_are_left_to_who_reads_a_workload(made, kernel: str) -> None:
+    """They would be most of a dataset's bytes, and any bits are some."""
+    m, k, n, group = 3, 256, 64, 128
+    words, scale = (
+        (k, n // 8) if kernel == "awq_gemm" else (k // 8, n),
+        TensorSpec((k // group, n), "float16", storage=2),
+    )
+    weight, rows = TensorSpec(words, "int32", storage=1), TensorSpec((m, k), "float16")
+    zeros = TensorSpec((k // group, n // 8), "int32", storage=3)
+    awq = {"_in_feats": rows, "_kernel": weight, "_scaling_factors": scale, "_zeros": zeros, "split_k_iters": 8}
+    machete = {"A": rows, "B": weight, "b_type": 4 << 8 | 8 << 17 | 1 << 50, "group_scales": scale, "group_size": group}
+    _, found = made([call(0, f"_C::{kernel}", **(awq if kernel == "awq_gemm" else machete))])
+    (problem,) = found.problems
+    assert problem.definition.op_type == "weight_only_gemm"
+    (workload,) = problem.workloads.values()
+    assert {name: given.type for name, given in workload.inputs.items()} == dict.fromkeys(workload.inputs, "random")
+    assert not problem.blobs

@@ -8,6 +8,7 @@ by prepacking the elements' numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -16,7 +17,7 @@ from kcap.schemas.derive.families import ReplayRule, family, replay_rule
 from kcap.schemas.derive.families.gemm.packed_weight import scalar_type_of
 from kcap.schemas.derive.families.gemm.weight_only import set_words
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized
-from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, tensor_arg
+from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, packed_arg, tensor_arg
 
 REFERENCE = """import torch
 
@@ -31,6 +32,7 @@ def run({inputs}):
     return (A.to(torch.float32) @ w.to(A.dtype).to(torch.float32)).to(A.dtype)
 """
 ZERO = " + B_zero.to(torch.float32).repeat_interleave({group}, dim=0)"
+WORDS = "W: eight rows a word, as GPTQ's."
 DIGIT = 4  # bits of a position that one element of four bits can hold
 
 Prepack = Callable[[torch.Tensor], torch.Tensor]
@@ -54,7 +56,7 @@ def machete_mm(call: Invocation) -> KernelInstance:
 
     inputs = {
         "A": tensor_arg(a, "M", "K"),
-        "B": TensorArg(("K_packed", "N"), "int32", b if b.is_meta else plain, "W: eight rows a word, as GPTQ's."),
+        "B": replace(packed_arg(b, "K_packed", "N", description=WORDS), value=b if b.is_meta else plain),
         "B_scale": tensor_arg(scale, "K_group", "N"),
     }
     if zero is not None:

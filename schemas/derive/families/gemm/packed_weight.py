@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from kcap.schemas.derive.invocation import FLOATS, Unrecognized
-from kcap.schemas.derive.kernel import TensorArg, abbreviate, tensor_arg
+from kcap.schemas.derive.kernel import TensorArg, abbreviate, packed_arg, tensor_arg
 
 UNPACKING = """import torch
 
@@ -109,11 +109,11 @@ class PackedWeight:
 
     def inputs(self) -> dict[str, TensorArg]:
         inputs = {
-            "B": tensor_arg(self.packed, "B_rows", "B_columns", description="W, packed."),
+            "B": packed_arg(self.packed, "B_rows", "B_columns", description="W, packed."),
             "B_scale": tensor_arg(self.scale, "K_group", "N"),
         }
         if self.zero is not None:
-            inputs["B_zero"] = tensor_arg(self.zero, "K_group", "N_packed", description="Zero points, packed.")
+            inputs["B_zero"] = packed_arg(self.zero, "K_group", "N_packed", description="Zero points, packed.")
         return inputs
 
     def axes(self) -> dict[str, int | None]:

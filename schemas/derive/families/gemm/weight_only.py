@@ -201,3 +201,4 @@ def set_words(bound: BoundCall, *names: str) -> None:
         if isinstance(spec, TensorSpec) and bound.content(name) is None:
             words = torch.randint(-(1 << 31), 1 << 31, spec.shape, dtype=torch.int64)
             bound.set_content(name, words.to(torch.int32))
+            bound.drawn.add(str(bound.index(name)))

@@ -16,7 +16,7 @@ from kcap.schemas.derive.families.moe import fused
 from kcap.schemas.derive.families.moe.gemm import expert_of_rows
 from kcap.schemas.derive.index_arguments import set_zeros
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, total_bytes, written_or_returned
-from kcap.schemas.derive.kernel import KernelInstance, lazy_arg, tensor_arg
+from kcap.schemas.derive.kernel import KernelInstance, lazy_arg, packed_arg, tensor_arg
 
 RUN = """
 
@@ -59,11 +59,11 @@ def _instance(
     ids = _routing(call)
     inputs = {
         "A": tensor_arg(a, "num_rows", "K"),
-        "B": tensor_arg(b, "num_experts", "B_rows", "B_columns", description="Each expert's W, packed."),
+        "B": packed_arg(b, "num_experts", "B_rows", "B_columns", description="Each expert's W, packed."),
         "B_scale": tensor_arg(call.tensor("b_scales"), "num_experts", "K_group", "N"),
     }
     if zero is not None:
-        inputs["B_zero"] = tensor_arg(zero, "num_experts", "K_group", "N_packed", description="Zero points, packed.")
+        inputs["B_zero"] = packed_arg(zero, "num_experts", "K_group", "N_packed", description="Zero points, packed.")
     inputs["topk_ids"] = lazy_arg("int32", chosen, lambda: expert_of_rows(ids, rows, top_k))
     if weights is not None:
         inputs["topk_weights"] = tensor_arg(weights.reshape(rows, top_k), *chosen)
