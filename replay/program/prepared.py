@@ -26,7 +26,7 @@ from kcap.replay.calls.runner import (
 )
 from kcap.replay.jobs import SEED
 from kcap.replay.rebuild import memory
-from kcap.replay.rebuild.memory import BUFFER_ALIGN, Target, buffer_sizes, storage_key
+from kcap.replay.rebuild.memory import BUFFER_ALIGN, Target, buffer_sizes, mapped_storages, storage_key
 from kcap.replay.rebuild.rebuild import Rebuilder, ResolvedCall
 from kcap.replay.roofline.cost import cost_of_call
 from kcap.replay.timing.rotation import cold_sets
@@ -169,13 +169,14 @@ class Activations:
     def slots(self, bound: BoundCall, target: Target, excluded: frozenset[StorageKey]) -> dict[StorageKey, BufferSlot]:
         """The slot of each storage of `bound` that holds floats of one dtype, except those in `excluded`.
 
-        Storages on the host are not shared: they may have to be pinned.
+        Storages on the host are not shared, nor those that a GPU reaches there: they may have to be pinned.
         """
         sizes = buffer_sizes(bound, target.device, target.home)
+        mapped = mapped_storages(bound, target)
         numbers: Counter[BufferKind] = Counter()
         slots: dict[StorageKey, BufferSlot] = {}
         for key, dtype in float_storages(bound, target).items():
-            if key in excluded or key[0] != target.device:
+            if key in excluded or key[0] != target.device or key in mapped:
                 continue
             kind = buffer_kind(key[0], dtype, sizes[key])
             slots[key] = (*kind, numbers[kind])

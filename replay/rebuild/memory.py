@@ -131,10 +131,9 @@ def build_inputs(
     `preallocated`: buffers for some storages, at least of their size; they are filled anew.
     """
     sizes = buffer_sizes(bound, target.device, target.home)
-    pinned = needs_pinned(bound, target)
+    empty = Allocator(bound, target)
     buffers = {
-        key: preallocated[key] if key in preallocated else empty_buffer(n, key[0], pinned).zero_()
-        for key, n in sizes.items()
+        key: preallocated[key] if key in preallocated else empty.buffer(key, n).zero_() for key, n in sizes.items()
     }
     fill_floats(bound, target, buffers)
     inputs = inputs_on_buffers(bound, target, buffers)
@@ -146,20 +145,44 @@ def clone_inputs(
     bound: BoundCall, target: Target, source: Inputs, storages: Collection[StorageKey] | None = None
 ) -> Inputs:
     """The same arguments with the same content at other addresses: all storages, or those named."""
-    pinned = needs_pinned(bound, target)
+    empty = Allocator(bound, target)
     buffers = dict(source.buffers)
     for key in buffers if storages is None else storages:
-        buffers[key] = empty_buffer(len(buffers[key]), key[0], pinned).copy_(buffers[key])
+        buffers[key] = empty.buffer(key, len(buffers[key])).copy_(buffers[key])
     return inputs_on_buffers(bound, target, buffers)
 
 
-def needs_pinned(bound: BoundCall, target: Target) -> bool:
-    """Whether host memory must be pinned, so that a copy is asynchronous, as the Call asked for."""
-    return target.device.startswith("cuda") and bound["non_blocking"] is True
+class Allocator:
+    """Allocates each storage of `bound` where its memory was: the GPU's, the host's, or the host's that a GPU reaches.
+
+    The host's is pinned where a copy must be asynchronous, as the Call asked for.
+    """
+
+    def __init__(self, bound: BoundCall, target: Target) -> None:
+        self.pins = target.device.startswith("cuda") and bound["non_blocking"] is True
+        self.mapped = mapped_storages(bound, target)
+
+    def buffer(self, key: StorageKey, size: int) -> torch.Tensor:
+        """Bytes, uint8 [size], not filled."""
+        device, _ = key
+        if key in self.mapped:
+            return torch.as_tensor(MappedMemory(size), device=device)
+        return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=self.pins and device == "cpu")
 
 
-def empty_buffer(size: int, device: str, pinned: bool) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned and device == "cpu")
+def mapped_storages(bound: BoundCall, target: Target) -> frozenset[StorageKey]:
+    """Those in the host's memory that the GPU reaches where it is; none where there is no GPU."""
+    keys = (storage_key(spec, target) for _, spec in bound.tensors() if spec.mapped)
+    return frozenset(key for key in keys if key[0].startswith("cuda"))
+
+
+class MappedMemory:
+    """Pinned memory of the host, which torch takes for an array on the GPU."""
+
+    def __init__(self, size: int) -> None:
+        self.held = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        place = (self.held.data_ptr(), False)
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": place, "version": 3}
 
 
 def inputs_on_buffers(bound: BoundCall, target: Target, buffers: dict[StorageKey, torch.Tensor]) -> Inputs:

@@ -23,7 +23,8 @@ class TensorSpec:
     """A tensor without its data. Shape, strides and offset count elements; `strides` None means contiguous.
 
     `storage` numbers the memory it lives in: tensors of one Call with the same number share it.
-    `offset` None means that it drifts from call to call: the Samples carry it.
+    `offset` None means that it drifts from call to call: the Samples carry it. `mapped`: it is pinned memory of the
+    host, which the GPU reads and writes there (zero-copy); so it was when the Call was seen first. Since format 1.10.
     """
 
     shape: tuple[int, ...]
@@ -32,6 +33,7 @@ class TensorSpec:
     offset: int | None = 0
     device: str = "cpu"
     storage: int = 0
+    mapped: bool = False
 
     @property
     def numel(self) -> int:
@@ -146,7 +148,8 @@ def _encode_tensor(spec: TensorSpec) -> dict[str, Any]:
         out["strides"] = list(spec.strides)
     if spec.offset != 0:
         out["offset"] = spec.offset
-    return {**out, "device": spec.device, "storage": spec.storage}
+    mapped = {"mapped": True} if spec.mapped else {}
+    return {**out, "device": spec.device, "storage": spec.storage, **mapped}
 
 
 def decode(data: Any, depth: int = 0) -> Value:
@@ -214,7 +217,9 @@ def _decode_tensor(body: Any) -> TensorSpec:
     if offset is not None:
         (offset,) = _sizes([offset], "offset")
     (storage,) = _sizes([body.get("storage", 0)], "storage")
-    spec = TensorSpec(shape, body["dtype"], strides, offset, str(body.get("device", "cpu")), storage)
+    if not isinstance(mapped := body.get("mapped", False), bool):
+        raise ValueError("mapped is neither true nor false")
+    spec = TensorSpec(shape, body["dtype"], strides, offset, str(body.get("device", "cpu")), storage, mapped)
     if max(math.prod(max(n, 1) for n in shape), spec.extent, offset or 0) > MAX_ELEMENTS:
         raise ValueError("a tensor of more elements than any memory has")
     return spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 import kcap
+from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.values import tensors
 from kcap.schemas.results import coverage
 
 Record = Callable[..., Recording]
@@ -77,6 +80,14 @@ def test_memory_that_the_host_shares_is_sampled_without_a_wait(record: Record) -
     sampled = [sample for sample in recording.samples if "looked_up" in recording.calls[sample.call].operator]
     assert len(sampled) == 7
     assert {(t.low, t.high) for sample in sampled for t in sample.tensors.values()} == {(0, 5)}
+    call = recording.calls[sampled[-1].call]
+    assert [spec.mapped for _, spec in tensors([argument.value for argument in call.args])] == [False, True]
+    rebuilder = Rebuilder("cuda:0", "cuda", recording.path)
+    inputs = rebuilder.build(rebuilder.resolve(call, sampled[-1]))
+    assert all(value.is_cuda for value in inputs.args)
+    on_host = ctypes.cast(inputs.args[1].data_ptr(), ctypes.POINTER(ctypes.c_int32))
+    torch.cuda.synchronize()
+    assert on_host[:6] == [0, 1, 2, 3, 4, 5]
 
 
 BRANCHES = """

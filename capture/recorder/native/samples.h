@@ -72,16 +72,6 @@ class Cuda {
   bool copy(char* to, const void* from, size_t bytes, Handle stream) {
     return copy_(to, reinterpret_cast<uint64_t>(from), bytes, stream) == 0;
   }
-  // Where the host has memory of its own that the GPU reads, too (pinned and mapped); nullptr: the GPU's own memory.
-  const char* on_host(const void* data) const {
-    constexpr int kMemoryType = 2, kHostPointer = 4;  // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, _HOST_POINTER
-    constexpr unsigned kHost = 1;  // CU_MEMORYTYPE_HOST
-    const auto address = reinterpret_cast<uint64_t>(data);
-    unsigned type = 0;
-    const char* pointer = nullptr;
-    if (!attribute_ || attribute_(&type, kMemoryType, address) != 0 || type != kHost) return nullptr;
-    return attribute_(&pointer, kHostPointer, address) == 0 ? pointer : nullptr;
-  }
   // How many nodes the graph has that this stream captures into; 0 where none does.
   size_t nodes(Handle stream) const {
     const Handle graph = graph_of(stream);
@@ -174,7 +164,6 @@ class Cuda {
           get(query_, "cuEventQuery") && get(wait_, "cuEventSynchronize") && get(allocate, "cuMemAllocHost_v2") &&
           get(create, "cuEventCreate") && get(exchange_mode_, "cuThreadExchangeStreamCaptureMode")))
       return;
-    get(attribute_, "cuPointerGetAttribute");
     get(capture_info_, "cuStreamGetCaptureInfo_v2");
     get(graph_nodes_, "cuGraphGetNodes");
     get(graph_edges_, "cuGraphGetEdges_v2");
@@ -319,7 +308,7 @@ class Banks {
     std::lock_guard<std::mutex> guard(mutex_);
     if (!cuda_.ready() || cuda_.capturing(stream)) return false;
     // A copy from host to host would wait for all that the stream has to do.
-    if (const char* shared = cuda_.on_host(data)) return keep(out, shared, bytes);
+    if (const char* shared = mapped_from(data)) return keep(out, shared, bytes);
     Bank& bank = banks_[current_];
     const size_t room = (bytes + 255) & ~size_t{255};
     cramped_ = bank.fenced || bank.writing || bank.used + room > kBankBytes || (bank.used && stream != stream_);  // a bank has one fence

@@ -3,6 +3,7 @@
 #pragma once
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/macros/Macros.h>
+#include <dlfcn.h>
 
 #include <cmath>
 #include <cstdint>
@@ -109,6 +110,22 @@ struct Storages {
 
 // A nested tensor calls itself strided, but asking it for its sizes throws.
 inline bool strided(const Tensor& t) { return t.layout() == at::kStrided && t.has_storage() && !t.is_nested(); }
+
+// Where the host has the memory that the GPU knows as `data` (pinned and mapped); nullptr: it is the GPU's own.
+inline const char* mapped_from(const void* data) {
+  using Attribute = int (*)(void*, int, uint64_t);
+  static const auto attribute = [] {
+    void* driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    return driver ? reinterpret_cast<Attribute>(::dlsym(driver, "cuPointerGetAttribute")) : nullptr;
+  }();
+  constexpr int kMemoryType = 2, kHostPointer = 4;  // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, _HOST_POINTER
+  constexpr unsigned kHost = 1;  // CU_MEMORYTYPE_HOST
+  const auto address = reinterpret_cast<uint64_t>(data);
+  unsigned type = 0;
+  const char* pointer = nullptr;
+  if (!attribute || attribute(&type, kMemoryType, address) != 0 || type != kHost) return nullptr;
+  return attribute(&pointer, kHostPointer, address) == 0 ? pointer : nullptr;
+}
 
 inline bool is_scalar(const IValue& v) {
   return v.isInt() || v.isDouble() || v.isBool() || v.isComplexDouble() || (v.isTensor() && is_number(v.toTensor()));
@@ -308,7 +325,9 @@ class Describer {
     if (drifting_offsets_ & bit_) out += ",\"offset\":null";
     else if (t.storage_offset()) out += ",\"offset\":" + std::to_string(t.storage_offset());
     out += ",\"device\":"; put_string(out, c10::DeviceTypeName(t.device().type(), true));
-    out += ",\"storage\":" + std::to_string(storages_.number(*t.unsafeGetTensorImpl())) + "}}";
+    out += ",\"storage\":" + std::to_string(storages_.number(*t.unsafeGetTensorImpl()));
+    if (t.is_cuda() && mapped_from(t.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get())) out += ",\"mapped\":true";
+    out += "}}";
   }
   Storages storages_;
   uint64_t drifting_, drifting_offsets_, bit_ = 0;

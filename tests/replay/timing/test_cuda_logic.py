@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from kcap.replay.timing.blocking import SleepBlocker
 from kcap.replay.timing.clock import uses_gpu
 from kcap.replay.timing.rotation import Rotation, RoundRobin, SetSize
 from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT, WAITS_FOR_GPU, Budget
-from kcap.schemas.derive.bound_call import Inputs, bind_call
+from kcap.schemas.derive.bound_call import BoundCall, Inputs, bind_call
 from kcap.schemas.recording.recording import Argument, Call
 from kcap.schemas.results.measurement import AT_FLOOR, NOTHING, Cache
 
@@ -585,6 +586,30 @@ def test_the_host_end_of_an_asynchronous_copy_is_pinned(
     clone_inputs(bound, Target(device, "cuda"), first)
     on_gpu = (device, False)
     assert made == [on_gpu, ("cpu", pinned), on_gpu, ("cpu", pinned)]
+
+
+@pytest.mark.parametrize(("device", "pinned"), [("cuda:0", 64), ("cpu", 0)])
+def test_memory_that_a_gpu_reaches_on_the_host_lies_there_again(
+    monkeypatch: pytest.MonkeyPatch, device: str, pinned: int
+) -> None:
+    """Beside memory of the GPU's own; of a storage each tensor is a view."""
+    empty, made = torch.empty, []
+
+    def allocated(size: int, dtype: torch.dtype, device: str = "cpu", pin_memory: bool = False) -> torch.Tensor:
+        made.append((device, pin_memory))
+        return empty(size, dtype=dtype)
+
+    mapped = replace(tensor(16, device="cuda"), mapped=True)
+    bound = BoundCall("aten::add", [Argument(name="self", value=mapped), Argument(value=replace(mapped, shape=(4,)))])
+    bound.args.append(Argument(name="other", value=tensor(16, storage=1, device="cuda")))
+    monkeypatch.setattr(torch, "empty", allocated)
+    monkeypatch.setattr(torch, "as_tensor", lambda memory, device: memory.held)
+    inputs = build_inputs(bound, Target(device, "cuda"))
+    host = ("cpu", True) if pinned else ("cpu", False)
+    assert made == [host, (device, False)]
+    assert inputs.args[0].data_ptr() == inputs.args[1].data_ptr() != inputs.args[2].data_ptr()
+    clone_inputs(bound, Target(device, "cuda"), inputs)
+    assert made[2:] == made[:2]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,9 @@ def tensor_specs(draw: st.DrawFn) -> TensorSpec:
     strides = draw(st.none() | st.lists(jumps, min_size=len(shape), max_size=len(shape)).map(tuple))
     offset = draw(st.none() | jumps)
     device = draw(st.sampled_from(["cpu", "cuda", "cuda:1", "meta"]))
-    return TensorSpec(shape, draw(st.sampled_from(sorted(BY_NAME))), strides, offset, device, draw(numbers))
+    return TensorSpec(
+        shape, draw(st.sampled_from(sorted(BY_NAME))), strides, offset, device, draw(numbers), draw(st.booleans())
+    )
 
 
 leaves = (
