@@ -59,7 +59,7 @@ def _names(operations: list[Operation]) -> dict[str, str]:
     seen: Counter[str] = Counter()
     names = {}
     for operation in operations:
-        base = SHORT.get(operation.target) or operation.target.split(".")[1]
+        base = SHORT.get(operation.target) or operation.target.split(".")[-2:][0]
         base = f"{base}_" if base in TAKEN or keyword.iskeyword(base) else base
         names[operation.name] = f"{base}_{seen[base]}" if seen[base] else base
         seen[base] += 1

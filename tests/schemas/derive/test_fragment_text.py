@@ -124,6 +124,12 @@ def test_a_changed_fragment_gives_plain_operators_or_a_reason(kernel: dict[str, 
         check_plain(found)
 
 
+def test_a_target_that_names_no_operator_is_a_reason() -> None:
+    kernel = next(kernel for kernel in KERNELS if "target=torch.ops.aten.mean.dim" in str(kernel["fragment"]))
+    text = str(kernel["fragment"]).replace("target=torch.ops.aten.mean.dim", "target=torch.ops.aten")
+    assert isinstance(reference_from(Call.model_validate(kernel["call"]), text), Unknown)
+
+
 def check_plain(reference: FragmentReference) -> None:
     """Nothing but torch's operators on what `run` is given."""
     tree = ast.parse(reference.source)
