@@ -20,7 +20,7 @@ from kcap.schemas.derive.index_arguments import set_zeros
 class CopiedTokens(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
         set_zeros(bound, "input_ids_ptr", "next_prefill_tokens_ptr", "all_token_ids_ptr")
-        set_zeros(bound, "last_sampled_tokens_ptr", "draft_tokens_ptr")
+        set_zeros(bound, "last_sampled_tokens_ptr", "draft_tokens_ptr", "logits_indices_ptr")
 
 
 @replay_rule("triton::_post_update_kernel")
