@@ -222,11 +222,16 @@ def scale_weights(
     """Scale weights so that their product with standard normal numbers has about the same magnitude.
 
     Else numbers overflow after some layers, and kernels are faster on nan or slower on inf. The factor is a power of
-    two, which leaves the mantissas, on which a product's power draw depends.
+    two, which leaves the mantissas, on which a product's power draw depends. Of a quantized weight its scales take it.
     """
+    specs = [
+        spec for _, spec in bound.tensors() if storage_key(spec, target) in parameters and len(spec.shape) in (2, 3)
+    ]
+    quantized = [spec for spec in specs if spec.dtype not in MULTIPLIED_DTYPES]
     for spec, key in weight_matrices(bound, target):
         if key in parameters:
-            rows, columns = spec.shape[-2:]
+            weight = max([spec, *quantized], key=lambda one: one.numel)
+            rows, columns = weight.shape[-2:]
             buffers[key].view(torch_dtype(spec.dtype, Skip)).mul_(2.0 ** -round(math.log2(rows * columns) / 4))
 
 

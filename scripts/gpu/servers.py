@@ -148,6 +148,6 @@ def free_port() -> int:
     """Below those that the system gives out itself, since SGLang takes one 10,000 above it, too."""
     for number in range(20_000, 30_000):
         with socket.socket() as asked:
-            if not asked.connect_ex(("127.0.0.1", number)) == 0:
+            if asked.connect_ex(("127.0.0.1", number)) != 0:
                 return number
     raise OSError("no port is free")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -10,12 +11,18 @@ import torch
 from handmade import call, tensor
 from programs import CALLS, M, N, linear, relu
 
+from kcap.replay.calls.runner import persistent_storages
 from kcap.replay.program import prepared
 from kcap.replay.program.flow import NOT_HANDED_ON
-from kcap.replay.program.prepared import PreparedCalls, ProgramSnapshot
+from kcap.replay.program.prepared import PreparedCalls, ProgramSnapshot, scale_weights
 from kcap.replay.program.runner import ProgramRunner
 from kcap.replay.rebuild import memory
+from kcap.replay.rebuild.memory import Target, build_inputs, storage_key, tensor_view
 from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.recording.dtypes import BY_NAME
+from kcap.schemas.recording.recording import Argument
+from kcap.schemas.recording.values import TensorSpec, Value
 
 Write = Callable[..., Path]
 
@@ -26,6 +33,18 @@ def parts(recorded: Write) -> Callable[..., PreparedCalls]:
         return PreparedCalls(Rebuilder("cpu", "cpu", recorded(calls)), counts, {})
 
     return made
+
+
+def floats(*shape: int, storage: int = 0) -> TensorSpec:
+    return TensorSpec(shape, "bfloat16", storage=storage)
+
+
+def codes(rows: int, columns: int, storage: int = 0) -> TensorSpec:
+    return TensorSpec((rows, columns), "float8_e4m3fn", storage=storage)
+
+
+def words(rows: int, columns: int) -> TensorSpec:
+    return TensorSpec((rows, columns), "int32", storage=2)
 
 
 def test_each_layer_has_weights_of_its_own_and_all_the_same_activations(parts: Callable[..., PreparedCalls]) -> None:
@@ -129,3 +148,26 @@ def test_what_is_too_large_to_be_put_back_is_told(recorded: Write, monkeypatch: 
     monkeypatch.setattr(prepared, "MAX_RESTORED_BYTES", 0)
     parts = PreparedCalls(Rebuilder("cpu", "cpu", recorded([relu(0)])), {0: 1}, {})
     assert ProgramSnapshot(parts.good.values()).notes == ["written to, and too large to be put back between samples: 1"]
+
+
+@pytest.mark.parametrize(
+    ("values", "scaled"),
+    [
+        ({"input": floats(8, 512), "weight": floats(256, 512, storage=1)}, "1"),
+        ({"A": floats(8, 512), "B": words(64, 256), "group_scales": floats(4, 256, storage=1)}, "2"),
+        ({"a": [codes(8, 512), floats(8, 4, storage=3)], "b": [codes(256, 512, 2), floats(2, 4, storage=1)]}, "1.1"),
+    ],
+)
+def test_a_weight_is_scaled_by_its_size_or_its_scales_are(values: dict[str, Value], scaled: str) -> None:
+    """So that what it makes of standard normal numbers is no larger than they are."""
+    bound = BoundCall("mine::product", [Argument(name=name, value=value) for name, value in values.items()])
+    target = Target("cpu", "cpu")
+    buffers = build_inputs(bound, target).buffers
+    specs = {path: spec for path, spec in bound.tensors() if BY_NAME[spec.dtype].kind == "float"}
+    before = {path: tensor_view(spec, buffers[storage_key(spec, target)]).float() for path, spec in specs.items()}
+    scale_weights(bound, target, buffers, persistent_storages(bound, target))
+    after = {path: tensor_view(spec, buffers[storage_key(spec, target)]).float() for path, spec in specs.items()}
+    rows, columns = 256, 512 if scaled != "2" else 64
+    factor = 2.0 ** -round(math.log2(rows * columns) / 4)
+    for path, numbers in before.items():
+        torch.testing.assert_close(after[path], numbers * (factor if path == scaled else 1))
