@@ -275,8 +275,8 @@ class Zoo:
 
 
 def note_if_none(findings: Findings, path: Path, done: subprocess.CompletedProcess[str]) -> None:
-    """Without a step in the Recording at `path` the model has failed; the engine's last words become notes."""
-    if not (path / "recording.json").is_file() or not sum(kcap.load(path).metadata.steps.values()):
+    """Without a Call in the Recording at `path` the model has failed; the engine's last words become notes."""
+    if not (path / "recording.json").is_file() or not kcap.load(path).calls:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no word"]
         findings.notes += [line[:400] for line in said[-12:]]
         findings.failure = f"not recorded (status {done.returncode}): {said[-1][:160]}"
