@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import io
 import json
+import random
 import shutil
 import signal
 import socket
@@ -145,9 +146,9 @@ def server(
 
 
 def free_port() -> int:
-    """Below those that the system gives out itself, since SGLang takes one 10,000 above it, too."""
-    for number in range(20_000, 30_000):
+    """Any below those that the system gives out itself, since SGLang takes one 10,000 above it, too."""
+    while True:
+        number = random.randrange(20_000, 30_000)
         with socket.socket() as asked:
             if asked.connect_ex(("127.0.0.1", number)) != 0:
                 return number
-    raise OSError("no port is free")
