@@ -71,7 +71,7 @@ def _refuse(case: Case) -> str | None:
         if tensor.dtype.startswith(("float8", "float4")):
             return f"KernelBench has no {tensor.dtype}"
         if isinstance(workload_input, RandomInput) and _is_special(case, name):
-            return f"KernelBench draws its inputs, and not any number is a valid {name}"
+            return f"KernelBench draws its inputs by no rule, and {name} has one of its own"
         if name in case.blob and stored_bytes(case.blob[name]) > MAX_STORED:
             return f"more than {MAX_STORED >> 20} MiB of recorded values: too many for a source file"
     return None if any(_is_drawn(case, *item) for item in case.tensors()) else CONSTANT

@@ -232,7 +232,8 @@ def _argument(argument: Argument, texts: Interned) -> Iterator[int]:
 def _memory(spec: TensorSpec) -> str:
     offset = "varies" if spec.offset is None else f"{spec.offset:,}"
     strides = ", ".join(map(str, spec.effective_strides))
-    return f"{spec.device}, strides {strides or '–'}, offset {offset}, storage {spec.storage}"
+    place = f"the host's, mapped for {spec.device}" if spec.mapped else spec.device
+    return f"{place}, strides {strides or '–'}, offset {offset}, storage {spec.storage}"
 
 
 def _launch_text(launch: Launch) -> LaunchText:

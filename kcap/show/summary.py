@@ -346,6 +346,7 @@ def _places(name: str, value: Value) -> Iterator[tuple[str, str]]:
     yield f"{name}.strides", str(value.strides)
     yield f"{name}.offset", str(value.offset)
     yield f"{name}.storage", str(value.storage)
+    yield f"{name}.mapped", str(value.mapped)
 
 
 _FOLDS: dict[By, Callable[[Iterable[Call], Times], Iterable[Row]]] = {

@@ -9,6 +9,7 @@ Call to Call, and what kernels write to is restored before each sample: else num
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, StorageKey
 from kcap.schemas.derive.invocation import torch_dtype
 from kcap.schemas.recording.dtypes import BY_NAME
 from kcap.schemas.recording.recording import Call, Sample
-from kcap.schemas.recording.values import TensorSpec
+from kcap.schemas.recording.values import TensorSpec, tensors
 
 SHARE_FOR_SETS = 0.5  # of the free memory, for all sets but the first
 
@@ -214,6 +215,13 @@ def float_storages(bound: BoundCall, target: Target) -> dict[StorageKey, str]:
 
 
 MULTIPLIED_DTYPES = ("bfloat16", "float16", "float32")
+QUANTIZED_DTYPES = {  # how many numbers an element holds, and their standard deviation, as they are drawn
+    "float8_e4m3fn": (1, 1.0),
+    "float8_e5m2": (1, 1.0),
+    "int8": (1, 74.0),
+    "int32": (8, 4.6),  # words of four bits each
+}
+SCALE_NAME = re.compile(r"scale|zero")
 
 
 def scale_weights(
@@ -224,15 +232,31 @@ def scale_weights(
     Else numbers overflow after some layers, and kernels are faster on nan or slower on inf. The factor is a power of
     two, which leaves the mantissas, on which a product's power draw depends. Of a quantized weight its scales take it.
     """
-    specs = [
-        spec for _, spec in bound.tensors() if storage_key(spec, target) in parameters and len(spec.shape) in (2, 3)
-    ]
-    quantized = [spec for spec in specs if spec.dtype not in MULTIPLIED_DTYPES]
+    quantized = [spec for _, spec in bound.tensors() if spec.dtype in QUANTIZED_DTYPES and len(spec.shape) in (2, 3)]
+    weights = [spec for spec in quantized if storage_key(spec, target) in parameters]
     for spec, key in weight_matrices(bound, target):
         if key in parameters:
-            weight = max([spec, *quantized], key=lambda one: one.numel)
-            rows, columns = weight.shape[-2:]
-            buffers[key].view(torch_dtype(spec.dtype, Skip)).mul_(2.0 ** -round(math.log2(rows * columns) / 4))
+            scaled = [weight for weight in weights if weight.numel > spec.numel and is_scale(bound, spec)]
+            buffers[key].view(torch_dtype(spec.dtype, Skip)).mul_(
+                2.0 ** -size_of(max(scaled, key=_numel, default=spec))
+            )
+
+
+def size_of(weight: TensorSpec) -> int:
+    """The power of two that its products with standard normal numbers are larger than these by."""
+    codes, deviation = QUANTIZED_DTYPES.get(weight.dtype, (1, 1.0))
+    rows, columns = weight.shape[-2:]
+    return round(math.log2(rows * columns * codes) / 4 + math.log2(deviation))
+
+
+def is_scale(bound: BoundCall, spec: TensorSpec) -> bool:
+    """Whether it scales a quantized weight, by its name, or as it stands beside one in a list."""
+    holder = next(argument for argument in bound.args if any(spec is one for _, one in tensors(argument.value)))
+    return isinstance(holder.value, list) or bool(SCALE_NAME.search(holder.name or ""))
+
+
+def _numel(spec: TensorSpec) -> int:
+    return spec.numel
 
 
 def weight_matrices(bound: BoundCall, target: Target) -> Iterator[tuple[TensorSpec, StorageKey]]:

@@ -51,10 +51,11 @@ def target_device(recorded_on: str, device: str, home: str) -> str:
     return device if recorded_on.split(":")[0] == home else "cpu"
 
 
-def check_free(sizes: dict[StorageKey, int], extra: int, device: str) -> int:
-    """The bytes of one set of inputs; Skip if a device has no room for them."""
-    for target in {*(key[0] for key in sizes), device}:
-        needed = sum(n for key, n in sizes.items() if key[0] == target) + (extra if target == device else 0)
+def check_free(sizes: dict[StorageKey, int], mapped: Collection[StorageKey], extra: int, device: str) -> int:
+    """The bytes of one set of inputs; Skip if a device has no room for them. `mapped`: those that lie on the host."""
+    places = {key: "cpu" if key in mapped else key[0] for key in sizes}
+    for target in {*places.values(), device}:
+        needed = sum(n for key, n in sizes.items() if places[key] == target) + (extra if target == device else 0)
         available = free_bytes(target)
         if needed > available * SHARE_OF_FREE:
             raise Skip(f"needs {_gib(needed)} GiB, {_gib(available)} free on {target}")
@@ -144,10 +145,13 @@ def build_inputs(
 def clone_inputs(
     bound: BoundCall, target: Target, source: Inputs, storages: Collection[StorageKey] | None = None
 ) -> Inputs:
-    """The same arguments with the same content at other addresses: all storages, or those named."""
+    """The same arguments with the same content at other addresses: all storages, or those named.
+
+    Mapped ones stay where they are: no cache of the GPU holds them.
+    """
     empty = Allocator(bound, target)
     buffers = dict(source.buffers)
-    for key in buffers if storages is None else storages:
+    for key in set(buffers if storages is None else storages) - empty.mapped:
         buffers[key] = empty.buffer(key, len(buffers[key])).copy_(buffers[key])
     return inputs_on_buffers(bound, target, buffers)
 

@@ -216,7 +216,8 @@ def resolve_function(call: Call) -> Operator:
     names = [argument.name or "" for argument in call.args]
     if is_registered(call.operator, ""):
         operator = resolve_operator(call.operator)
-        if [argument.name for argument in operator.schema.arguments][: len(names)] == names:
+        taken, rest = operator.schema.arguments[: len(names)], operator.schema.arguments[len(names) :]
+        if [argument.name for argument in taken] == names and all(one.has_default_value() for one in rest):
             return operator
     name = call.operator.removeprefix(f"{call.namespace}::")
     modules = LIBRARIES[call.namespace].modules

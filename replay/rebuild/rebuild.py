@@ -19,7 +19,15 @@ import torch
 from kcap.replay.rebuild import memory, operators
 from kcap.replay.rebuild.batches import StepBatches, sampled_routing
 from kcap.replay.rebuild.launches import Launches, is_launch
-from kcap.replay.rebuild.memory import NO_BUFFERS, Target, build_inputs, clone_inputs, compact_shape, inputs_on_buffers
+from kcap.replay.rebuild.memory import (
+    NO_BUFFERS,
+    Target,
+    build_inputs,
+    clone_inputs,
+    compact_shape,
+    inputs_on_buffers,
+    mapped_storages,
+)
 from kcap.replay.rebuild.operators import Operator, resolve_operator
 from kcap.schemas.derive import bound_call, families
 from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, bind_call
@@ -85,7 +93,9 @@ class Rebuilder:
         resolve_integers(bound)
         resolve_mask(bound)
         sizes = memory.buffer_sizes(bound, self.target.device, self.target.home)
-        input_bytes = memory.check_free(sizes, rule.extra_bytes(bound), self.target.device)
+        input_bytes = memory.check_free(
+            sizes, mapped_storages(bound, self.target), rule.extra_bytes(bound), self.target.device
+        )
         return ResolvedCall(operator, rule, bound, rebuilt_args, input_bytes)
 
     def build(

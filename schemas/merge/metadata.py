@@ -20,6 +20,7 @@ from kcap.schemas.recording.recording import Count, Program, Recording
 from kcap.schemas.recording.records import FORMAT, REPLICA, Call, Metadata, Rank, Tap, totals
 from kcap.schemas.recording.seal import holds, seal
 from kcap.schemas.recording.turns import FILE as TURNS_FILE
+from kcap.schemas.recording.values import without_mapped
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class Part:
 
 def _identity(call: Call) -> Call:
     launch = call.launch and call.launch.model_copy(update={"fragment": None})
-    return call.model_copy(update={"id": 0, "counts": [], "launch": launch})
+    args = [argument.model_copy(update={"value": without_mapped(argument.value)}) for argument in call.args]
+    return call.model_copy(update={"id": 0, "counts": [], "launch": launch, "args": args})
 
 
 def _digest(content: bytes) -> str:

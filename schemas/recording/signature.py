@@ -9,7 +9,17 @@ from typing import Any
 
 from kcap.schemas.recording.dtypes import word
 from kcap.schemas.recording.recording import Argument, Call
-from kcap.schemas.recording.values import Drift, Folded, Group, Opaque, TensorSpec, TorchConstant, Value, encode
+from kcap.schemas.recording.values import (
+    Drift,
+    Folded,
+    Group,
+    Opaque,
+    TensorSpec,
+    TorchConstant,
+    Value,
+    encode,
+    without_mapped,
+)
 
 LONGEST_LIST = 6
 
@@ -81,7 +91,9 @@ def _tensor(spec: TensorSpec) -> str:
 
 def call_key(call: Call) -> str:
     """12 hexadecimal digits of a SHA-256 over operator, parent and arguments: the same Call has it in any Recording."""
-    args = [[argument.name if argument.keyword else None, encode(argument.value)] for argument in call.args]
+    args = [
+        [argument.name if argument.keyword else None, encode(without_mapped(argument.value))] for argument in call.args
+    ]
     identity: list[Any] = [call.operator, call.parent, args]
     if call.launch is not None:
         identity.append(call.launch.model_dump(mode="json", exclude_defaults=True, exclude={"fragment"}))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from kcap.schemas.recording.dtypes import BY_NAME
@@ -229,6 +229,13 @@ def _sizes(data: Any, what: str) -> tuple[int, ...]:
     if not isinstance(data, list) or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in data):
         raise ValueError(f"{what} must be a list of integers that are not negative")
     return tuple(data)
+
+
+def without_mapped(value: Value) -> Value:
+    """`value` with no tensor mapped, which is no part of a Call's identity: its first invocation decides it."""
+    if isinstance(value, list):
+        return [without_mapped(item) for item in value]
+    return replace(value, mapped=False) if isinstance(value, TensorSpec) else value
 
 
 def tensors(value: Value, path: str = "") -> Iterator[tuple[str, TensorSpec]]:

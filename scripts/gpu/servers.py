@@ -146,9 +146,10 @@ def server(
 
 
 def free_port() -> int:
-    """Any below those that the system gives out itself, since SGLang takes one 10,000 above it, too."""
+    """With the one 10,000 above it, which SGLang takes, too: both below those that the system gives out itself."""
     while True:
-        number = random.randrange(20_000, 30_000)
-        with socket.socket() as asked:
-            if asked.connect_ex(("127.0.0.1", number)) != 0:
-                return number
+        number = random.randrange(20_000, 22_768)
+        with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", number))
+            second.bind(("127.0.0.1", number + 10_000))
+            return number

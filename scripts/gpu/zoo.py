@@ -157,8 +157,7 @@ class Zoo:
         return self.output / f"{name}.kcap"
 
     def warm(self, findings: Findings) -> None:
-        path = self.recording(f"{findings.name}-warm")
-        note_if_none(findings, path, self._start(findings, path))
+        self._start(findings, self.recording(f"{findings.name}-warm"))
 
     def record(self, findings: Findings) -> None:
         path = self.recording(findings.name)

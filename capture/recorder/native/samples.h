@@ -187,7 +187,6 @@ class Cuda {
   int (*query_)(Handle) = nullptr;
   int (*wait_)(Handle) = nullptr;
   int (*exchange_mode_)(int*) = nullptr;
-  int (*attribute_)(void*, int, uint64_t) = nullptr;
   int (*capture_info_)(Handle, int*, uint64_t*, Handle*, const Handle**, size_t*) = nullptr;
   int (*graph_nodes_)(Handle, Handle*, size_t*) = nullptr;
   int (*graph_edges_)(Handle, Handle*, Handle*, uint64_t*, size_t*) = nullptr;

@@ -99,7 +99,7 @@ def test_a_petabyte_is_refused_and_nothing_is_allocated(monkeypatch: pytest.Monk
     sizes = memory.buffer_sizes(bound, "cpu", "cuda")
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: pytest.fail("allocated"))
     with pytest.raises(Skip, match=r"needs 1.05e\+06 GiB, .* free on cpu"):
-        memory.check_free(sizes, 0, "cpu")
+        memory.check_free(sizes, (), 0, "cpu")
 
 
 def test_indices_without_values_are_valid_for_aten() -> None:

@@ -63,3 +63,9 @@ def test_a_weight_behind_a_handle_is_shown_as_a_factor() -> None:
     assert call_signature(product) == "bf16[32, 128] x packed[128, 256], bias=None -> bf16[32, 256]"
     other = product.model_copy(update={"args": args[:2]})
     assert call_signature(other) == signature(other.args)
+
+
+def test_a_call_has_its_key_wherever_its_memory_lies():
+    own, mapped = (TensorSpec((4,), "int32", device="cuda", mapped=mapped) for mapped in (False, True))
+    calls = [Call(id=0, operator="aten::clone", args=[Argument(value=[spec])]) for spec in (own, mapped)]
+    assert call_key(calls[0]) == call_key(calls[1])

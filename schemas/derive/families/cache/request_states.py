@@ -14,6 +14,7 @@ import torch
 from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip
 from kcap.schemas.derive.families import ReplayRule, rebuilt_argument, replay_rule
 from kcap.schemas.derive.index_arguments import set_zeros
+from kcap.schemas.recording.values import TensorSpec
 
 
 @replay_rule("triton::_prepare_prefill_inputs_kernel", "triton::_combine_sampled_and_draft_tokens_kernel")
@@ -25,10 +26,8 @@ class CopiedTokens(ReplayRule):
 
 @replay_rule("triton::_post_update_kernel")
 class PostUpdate(ReplayRule):
-    """Each sampled token is counted, too: token 0 is in every vocabulary."""
-
     def prepare(self, bound: BoundCall) -> None:
-        set_zeros(bound, "last_sampled_tokens_ptr", "sampled_tokens_ptr", "all_token_ids_ptr", "output_bin_counts_ptr")
+        raise Skip("each run makes its requests a token longer: the next ones would write past their rows")
 
 
 @replay_rule("triton::_apply_write_kernel")
@@ -56,21 +55,25 @@ class AddressedTables(ReplayRule):
             if bound.content(name) is None:
                 raise Skip(f"the values of its integer argument '{name}' were not recorded")
 
+    def entries(self, bound: BoundCall, stride: int) -> int:
+        """Of a table: as far as it is read, or written."""
+        return self.rows(bound) * stride
+
     def rows(self, bound: BoundCall) -> int:
-        """Of a table: those that are read, or written."""
         requests = bound.content(self.requests)
         return 1 if requests is None or not requests.numel() else int(requests.max()) + 1
 
     def extra_bytes(self, bound: BoundCall) -> int:
         strides = bound.content("block_table_strides")
-        return 0 if strides is None else 4 * self.rows(bound) * int(strides.sum()) * len(self.rebuilt_args)
+        sizes = [] if strides is None else [self.entries(bound, stride) for stride in strides.tolist()]
+        return 4 * sum(sizes) * len(self.rebuilt_args)
 
     def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
         strides = rebuilt_argument(bound, inputs, "block_table_strides")
         made = {}
         for name in self.rebuilt_args:
-            shapes = [(self.rows(bound), stride) for stride in strides.tolist()]
-            tables = [torch.zeros(shape, dtype=torch.int32, device=strides.device) for shape in shapes]
+            sizes = [self.entries(bound, stride) for stride in strides.tolist()]
+            tables = [torch.zeros(size, dtype=torch.int32, device=strides.device) for size in sizes]
             inputs.keep += tables
             addresses = [table.data_ptr() for table in tables]
             made[name] = torch.tensor(addresses, dtype=torch.uint64, device=strides.device)
@@ -94,5 +97,15 @@ class SlotMappings(AddressedTables):
     requests = "idx_mapping"
 
     def prepare(self, bound: BoundCall) -> None:
+        """Groups of caches without slots, and ranks that share a sequence, are not told: all are mapped, and shared."""
         super().prepare(bound)
         set_zeros(bound, "slot_mappings_ptr")
+        for name in ("slot_mapping_enabled", "dcp_sharded"):
+            if isinstance(flags := bound[name], TensorSpec):
+                bound.set_content(name, torch.ones(flags.shape, dtype=torch.bool))
+
+    def entries(self, bound: BoundCall, stride: int) -> int:
+        """Also where a row is narrower than the positions that are looked up in it."""
+        positions = bound.content("pos")
+        reached = 0 if positions is None or not positions.numel() else int(positions.max()) + 1
+        return super().entries(bound, stride) + reached
