@@ -236,14 +236,13 @@ def scale_weights(
     weights = [spec for spec in quantized if storage_key(spec, target) in parameters]
     for spec, key in weight_matrices(bound, target):
         if key in parameters:
-            scaled = [weight for weight in weights if weight.numel > spec.numel and is_scale(bound, spec)]
-            buffers[key].view(torch_dtype(spec.dtype, Skip)).mul_(
-                2.0 ** -size_of(max(scaled, key=_numel, default=spec))
-            )
+            scaled = [weight for weight in weights if weight.numel > spec.numel] if is_scale(bound, spec) else []
+            weight = max(scaled, key=lambda one: one.numel, default=spec)
+            buffers[key].view(torch_dtype(spec.dtype, Skip)).mul_(2.0 ** -growth(weight))
 
 
-def size_of(weight: TensorSpec) -> int:
-    """The power of two that its products with standard normal numbers are larger than these by."""
+def growth(weight: TensorSpec) -> int:
+    """The power of two by which its products with standard normal numbers are larger than these."""
     codes, deviation = QUANTIZED_DTYPES.get(weight.dtype, (1, 1.0))
     rows, columns = weight.shape[-2:]
     return round(math.log2(rows * columns * codes) / 4 + math.log2(deviation))
@@ -253,10 +252,6 @@ def is_scale(bound: BoundCall, spec: TensorSpec) -> bool:
     """Whether it scales a quantized weight, by its name, or as it stands beside one in a list."""
     holder = next(argument for argument in bound.args if any(spec is one for _, one in tensors(argument.value)))
     return isinstance(holder.value, list) or bool(SCALE_NAME.search(holder.name or ""))
-
-
-def _numel(spec: TensorSpec) -> int:
-    return spec.numel
 
 
 def weight_matrices(bound: BoundCall, target: Target) -> Iterator[tuple[TensorSpec, StorageKey]]:
