@@ -151,8 +151,9 @@ def clone_inputs(
     """
     empty = Allocator(bound, target)
     buffers = dict(source.buffers)
-    for key in set(buffers if storages is None else storages) - empty.mapped:
-        buffers[key] = empty.buffer(key, len(buffers[key])).copy_(buffers[key])
+    for key in buffers if storages is None else storages:
+        if key not in empty.mapped:
+            buffers[key] = empty.buffer(key, len(buffers[key])).copy_(buffers[key])
     return inputs_on_buffers(bound, target, buffers)
 
 
