@@ -6,7 +6,7 @@ built, `Skip` says why a Call is not replayed. Families register a ReplayRule fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -234,6 +234,11 @@ def rebuilt_argument(bound: BoundCall, inputs: Inputs, name: str) -> Any:
     if index is None:
         return None
     return inputs.kwargs[name] if bound.args[index].keyword else inputs.args[index]
+
+
+def table_of_addresses(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Where each of `tensors` begins, uint64 [tensors]; it keeps none of them alive."""
+    return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.uint64, device=device)
 
 
 RANDOM_BLOCK = 1 << 22  # elements drawn for a large buffer; the rest are copies

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip
+from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, table_of_addresses
 from kcap.schemas.derive.families import ReplayRule, rebuilt_argument, replay_rule
 from kcap.schemas.derive.families.attention.replay_rules import CPU_CACHES
 from kcap.schemas.derive.index_arguments import renumber_densely, renumber_slots, shrink_caches
@@ -131,4 +131,4 @@ class ZeroBlocks(ReplayRule):
         shape = (bound.integer("N_SEGS"), len(blocks), bound.integer("PAGE_SIZE_EL"))
         caches = torch.ones(shape, dtype=torch.int32, device=blocks.device)
         inputs.keep.append(caches)
-        return {"seg_addrs_ptr": torch.tensor([c.data_ptr() for c in caches], dtype=torch.uint64, device=blocks.device)}
+        return {"seg_addrs_ptr": table_of_addresses(caches, blocks.device)}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip
+from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, table_of_addresses
 from kcap.schemas.derive.families import ReplayRule, rebuilt_argument, replay_rule
 from kcap.schemas.derive.index_arguments import set_zeros
 from kcap.schemas.recording.values import TensorSpec
@@ -43,6 +43,12 @@ class ApplyWrite(ReplayRule):
         set_zeros(bound, "output_ptr", "write_starts_ptr", "write_contents_ptr")
 
 
+def largest(bound: BoundCall, name: str) -> int:
+    """The largest value of the integer tensor called `name`; -1 where it has none."""
+    values = bound.content(name)
+    return -1 if values is None or not values.numel() else int(values.max())
+
+
 class AddressedTables(ReplayRule):
     """Block tables by their addresses, one for each group of caches: int32 [requests, pages of a request], as many of
     each as the strides say.
@@ -50,18 +56,12 @@ class AddressedTables(ReplayRule):
 
     requests = ""  # the argument that names a table's rows
 
-    def prepare(self, bound: BoundCall) -> None:
-        for name in ("block_table_strides", self.requests):
-            if bound.content(name) is None:
-                raise Skip(f"the values of its integer argument '{name}' were not recorded")
-
     def entries(self, bound: BoundCall, stride: int) -> int:
         """Of a table: as far as it is read, or written."""
         return self.rows(bound) * stride
 
     def rows(self, bound: BoundCall) -> int:
-        requests = bound.content(self.requests)
-        return 1 if requests is None or not requests.numel() else int(requests.max()) + 1
+        return max(largest(bound, self.requests), 0) + 1
 
     def extra_bytes(self, bound: BoundCall) -> int:
         strides = bound.content("block_table_strides")
@@ -70,13 +70,11 @@ class AddressedTables(ReplayRule):
 
     def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
         strides = rebuilt_argument(bound, inputs, "block_table_strides")
-        made = {}
+        sizes, made = [self.entries(bound, stride) for stride in strides.tolist()], {}
         for name in self.rebuilt_args:
-            sizes = [self.entries(bound, stride) for stride in strides.tolist()]
             tables = [torch.zeros(size, dtype=torch.int32, device=strides.device) for size in sizes]
             inputs.keep += tables
-            addresses = [table.data_ptr() for table in tables]
-            made[name] = torch.tensor(addresses, dtype=torch.uint64, device=strides.device)
+            made[name] = table_of_addresses(tables, strides.device)
         return made
 
 
@@ -98,7 +96,6 @@ class SlotMappings(AddressedTables):
 
     def prepare(self, bound: BoundCall) -> None:
         """Groups of caches without slots, and ranks that share a sequence, are not told: all are mapped, and shared."""
-        super().prepare(bound)
         set_zeros(bound, "slot_mappings_ptr")
         for name in ("slot_mapping_enabled", "dcp_sharded"):
             if isinstance(flags := bound[name], TensorSpec):
@@ -106,6 +103,4 @@ class SlotMappings(AddressedTables):
 
     def entries(self, bound: BoundCall, stride: int) -> int:
         """Also where a row is narrower than the positions that are looked up in it."""
-        positions = bound.content("pos")
-        reached = 0 if positions is None or not positions.numel() else int(positions.max()) + 1
-        return super().entries(bound, stride) + reached
+        return super().entries(bound, stride) + largest(bound, "pos") + 1

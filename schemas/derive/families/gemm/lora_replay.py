@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip
+from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, table_of_addresses
 from kcap.schemas.derive.families import ReplayRule, rebuilt_argument, replay_rule
 from kcap.schemas.derive.invocation import torch_dtype
 from kcap.schemas.recording.values import TensorSpec
@@ -74,8 +74,7 @@ class LoraRule(ReplayRule):
         device = rebuilt_argument(bound, inputs, "input_ptr").device
         weights = HiddenAdapters.random(sizes, self.count(bound), columns, torch_dtype(dtype, Skip), device)
         inputs.keep.append(weights)
-        addresses = [weight.data_ptr() for weight in weights.by_slice]
-        table = torch.tensor(addresses, dtype=torch.uint64, device=device)
+        table = table_of_addresses(weights.by_slice, device)
         starts = torch.tensor([*accumulate(sizes[:-1], initial=0)], dtype=torch.uint64, device=device)
         return {"lora_ptr": table, "slice_start_loc": starts}
 
