@@ -1,4 +1,4 @@
-"""What `scripts/gpu/counts.py` and `datasets.py` make of a Recording in which nothing was compared."""
+"""What `scripts/gpu/counts.py` and `verified_exports.py` make of a Recording in which nothing was compared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KERNEL = Call(
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    for name in ("counts", "datasets", "sglang_counts"):
+    for name in ("counts", "verified_exports", "sglang_counts"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module
 
@@ -87,9 +87,9 @@ def test_references_that_nobody_ran_do_not_agree(
 ) -> None:
     lines = [json.dumps({"status": status, "definition": "mm", "operator": "aten::mm"}) for status in statuses]
     (tmp_path / "checks.jsonl").write_text("\n".join(lines))
-    assert scripts("datasets").checked(tmp_path).passed is passed
+    assert scripts("verified_exports").checked(tmp_path).passed is passed
 
 
 def test_without_gpu_time_no_share_of_it_is_in_families(path: Path, scripts: Any) -> None:
-    row = scripts("datasets").family_time(kcap.load(path))
+    row = scripts("verified_exports").family_time(kcap.load(path))
     assert not row.passed and "--check-coverage" in row.found

@@ -141,7 +141,7 @@ class Parts:
         bad = [row for row in rows.values() if not row.passed]
         if not (there := [str(path) for path, row in rows.items() if row.passed]):
             return bad
-        return [*bad, *_lines("datasets", self._script("datasets.py", *there, "--output", str(self.output)))]
+        return [*bad, *_lines("datasets", self._script("verified_exports.py", *there, "--output", str(self.output)))]
 
     def outputs(self) -> list[Check]:
         done = self._script("outputs.py", *self.depth)

@@ -1,11 +1,12 @@
 """What recording costs a server under load, and how large its Recording becomes: a real server with a real client.
 
     python scripts/gpu/live_load.py [--framework vLLM] [--model meta-llama/Llama-3.1-8B] [--load 32 --load rate=8]
-        [--pairs 5] [--agent-trace]
+        [--pairs 5] [--uneven] [--agent-trace]
 
 Starts `vllm serve` (or SGLang's server) under `kcap record --window manual`, dummy weights and a tokenizer of made-up
 words, and sends the requests of `vllm bench serve` (`sglang.bench_serving`, which needs `pip install datasets`) again
-and again (random, 512 tokens in, 128 out): at most so many at once (`--load 32`) or so many a second (`--load rate=8`).
+and again (random, 512 tokens in, 128 out; with `--uneven` each request has lengths of its own): at most so many at once
+(`--load 32`) or so many a second (`--load rate=8`).
 A pair is a round with the window closed and one with it open, in alternating order; before each pair stands another
 with it closed, whose ratio to the pair's own is the A/A spread. `--plain` begins with rounds of a server without kcap.
 With `--agent-trace` the requests are recorded, too, and what a round is held against is a second server, without kcap,
@@ -44,9 +45,11 @@ def load_of(words: str, given: argparse.Namespace) -> Load:
     """`32`, or `rate=8`."""
     if words.startswith("rate="):
         rate = float(words.removeprefix("rate="))
-        return Load(given.num_prompts or round(20 * rate), given.input_len, given.output_len, rate=rate)
+        return Load(
+            given.num_prompts or round(20 * rate), given.input_len, given.output_len, rate=rate, uneven=given.uneven
+        )
     count = given.num_prompts or max(128, 5 * int(words))
-    return Load(count, given.input_len, given.output_len, concurrency=int(words))
+    return Load(count, given.input_len, given.output_len, concurrency=int(words), uneven=given.uneven)
 
 
 @contextlib.contextmanager
@@ -118,6 +121,7 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, help="of a round")
     parser.add_argument("--input-len", type=int, default=512)
     parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--uneven", action="store_true", help="lengths are drawn for each request")
     parser.add_argument("--plain", type=int, default=0, metavar="ROUNDS", help="first so many of a server without kcap")
     parser.add_argument("--agent-trace", action="store_true", help="beside a server without kcap")
     parser.add_argument("--server-arg", action="append", default=[], help="one more of the server")

@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import random
+import runpy
 import shutil
 import signal
 import socket
@@ -15,10 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from kcap.capture.controller.frameworks import find_model
 from kcap.capture.engines.vllm.tokenizer import write_tokenizer
@@ -31,13 +34,17 @@ Round = dict[str, float]
 
 @dataclass(frozen=True)
 class Load:
-    """`requests` of `tokens_in` and `tokens_out` tokens: at most `concurrency` at once, or `rate` of them a second."""
+    """`requests` of `tokens_in` and `tokens_out` tokens: at most `concurrency` at once, or `rate` of them a second.
+
+    `uneven`: lengths are drawn, down to half of these (SGLang's up to these, vLLM's to half as much again).
+    """
 
     requests: int
     tokens_in: int
     tokens_out: int
     concurrency: int | None = None
     rate: float | None = None
+    uneven: bool = False
 
     def options(self) -> list[str]:
         """As both clients take them."""
@@ -63,6 +70,7 @@ class VLLM:
         parser = argparse.ArgumentParser()
         add_cli_args(parser)
         options = ["--model", str(model), "--port", str(port), "--dataset-name", "random", *load.options()]
+        options += ["--random-range-ratio", "0.5" if load.uneven else "0"]
         options += ["--ignore-eos", "--disable-tqdm", "--percentile-metrics", "ttft,tpot", "--metric-percentiles", "99"]
         arguments = parser.parse_args([*options, "--seed", str(seed)])
         with contextlib.redirect_stdout(io.StringIO()):
@@ -82,13 +90,16 @@ class SGLang:
 
     @staticmethod
     def run_client(model: Path, load: Load, seed: int, port: int) -> dict[str, Any]:
+        """Within this process: to import it takes up to 25 s."""
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
             options = ["--backend", "sglang", "--port", str(port), "--model", str(model), "--seed", str(seed)]
-            options += ["--dataset-name", "random-ids", "--random-range-ratio", "1", "--disable-tqdm"]
-            client = [sys.executable, "-m", "sglang.bench_serving", *options, *load.options()]
-            done = subprocess.run([*client, "--output-file", file.name], capture_output=True, text=True)
-            if done.returncode:
-                sys.exit(f"the client did not run:\n{done.stderr[-3000:]}")
+            options += ["--dataset-name", "random-ids", "--disable-tqdm"]
+            options += ["--random-range-ratio", "0.5" if load.uneven else "1"]
+            options += [*load.options(), "--output-file", file.name]
+            argv = mock.patch.object(sys, "argv", ["bench_serving", *options])
+            with argv, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+                warnings.simplefilter("ignore", FutureWarning)  # of the module's newer name
+                runpy.run_module("sglang.bench_serving", run_name="__main__")
             found: dict[str, Any] = json.loads(Path(file.name).read_text().splitlines()[-1])
         return found
 

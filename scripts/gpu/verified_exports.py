@@ -1,6 +1,6 @@
 """Export Recordings to FlashInfer-Bench with every reference checked on the GPU, and say how much GPU time that is.
 
-    python scripts/gpu/datasets.py RECORDING… [--output DIR]
+    python scripts/gpu/verified_exports.py RECORDING… [--output DIR]
 
 For each Recording (made with --check-coverage): the share of the profiled steps' GPU time in named families, the
 Definitions whose references agreed with the engine's own operators, and of the kernels that inductor fused those with a
