@@ -194,12 +194,18 @@ int64_t kcap_text(const char* text) {
   return number;
 }
 
+// Whether a call that this thread makes now may be recorded.
+int kcap_hears(int detail) {
+  auto& t = this_thread();
+  return !(t.aten_depth > 0 || t.busy || !kcap::listening(t) || (detail && kcap::in_library(t)));
+}
+
 // One call. `launch` -1: none. `enter`: others may run in it until kcap_leave. `detail`: not inside a library's call,
 // and alone in an operator that stays a kernel.
 // 1 when it was recorded.
 int kcap_call(int64_t op, int64_t launch, int count, const uint8_t* kinds, const int64_t* words, int enter, int detail) {
+  if (!kcap_hears(detail)) return 0;
   auto& t = this_thread();
-  if (t.aten_depth > 0 || t.busy || !kcap::listening(t) || (detail && kcap::in_library(t))) return 0;
   t.busy = true;
   std::unique_ptr<kcap::Frame> frame;
   kcap::guarded([&] {

@@ -121,10 +121,14 @@ class DispatchModeRecorder:
         self._launches.append(orjson.loads(body))
         return len(self._launches) - 1
 
-    def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
+    def hears(self, detail: bool) -> bool:
         mode = self._of_this_thread()
-        if mode is not self._mode or not mode.on or not self._listens(mode) or (detail and mode.in_library):
+        return mode is self._mode and mode.on and self._listens(mode) and not (detail and mode.in_library)
+
+    def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
+        if not self.hears(detail):
             return False
+        mode = self._of_this_thread()
         name, arguments, work, region = self._operators[operator]
         launched = self._launches[launch] if launch >= 0 else None
         try:

@@ -46,6 +46,9 @@ class Recorder(Protocol):
     def launch(self, body: bytes) -> int:
         """A number for what a kernel is launched with: the JSON of kcap.schemas.recording.recording.Launch."""
 
+    def hears(self, detail: bool) -> bool:
+        """Whether it may record a call that is made on this thread now, before anything is said of the call."""
+
     def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
         """One invocation on this thread; whether it is recorded. `launch` -1: none.
 

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import orjson
 
+from kcap.capture.hooks.identity import ByIdentity
 from kcap.capture.hooks.patching import Methods
 from kcap.capture.recorder.recorder import Recorder
 from kcap.capture.taps.external import contained
@@ -56,7 +56,7 @@ class CudaGraphs:
         self.describe: Callable[[], dict[str, Any]] = dict
         self.captured = self.abandoned = self.replays = self.unknown = self.unkept = self.handed_out = 0
         self.unseen = ""  # the recorder, where it does not see what a graph captures
-        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._numbers = ByIdentity[int]()
         self._stale = False
         self._looked = -LOOK
         self._unsampled = ""  # why no Sample is taken at a replay
@@ -132,7 +132,7 @@ class CudaGraphs:
 
     @contained
     def _began(self, graph: Any, stream: int = 0) -> None:
-        self._numbers.pop(graph, None)
+        self._numbers.pop(graph)
         recorder = self._host.for_capture()
         if recorder is None:
             return

@@ -113,6 +113,10 @@ class Externals:
             self._thread.spans.append(None)
         return recorded
 
+    def hears(self, detail: bool) -> bool:
+        """Whether `enter` may record a call now."""
+        return self._host.recorder is not None and self._host.recorder.hears(detail)
+
     def enter(
         self, operator: str, arguments: Sequence[tuple[str, Any]], work: bool = True, detail: bool = False
     ) -> bool:

@@ -27,13 +27,15 @@ class Heard:
         self.asked += 1
         return self.on
 
+    def hears(self, detail: bool) -> bool:
+        return self.records and not (detail and self.inside)
+
     def enter(
         self, operator: str, arguments: Sequence[tuple[str, Any]], work: bool = True, detail: bool = False
     ) -> bool:
         if self.breaks:
             raise self.breaks
-        if not self.records or (detail and self.inside):
-            return False
+        assert self.hears(detail)
         self._depth.value = self.inside + 1
         self.calls.append((operator, dict(arguments)))
         self.flags.append((work, detail))

@@ -146,6 +146,26 @@ def test_a_custom_operator_inside_a_librarys_call_makes_it_a_region(recorder: st
 
 
 @both
+def test_what_is_heard_is_known_before_a_call_is_described(recorder: str, record: Record) -> None:
+    """As `enter` answers: whatever it is told of, and a detail outside other calls alone."""
+    heard: list[tuple[bool, bool]] = []
+
+    def ask(externals: Externals, within: Callable[..., object]) -> None:
+        for detail in (False, True):
+            within(lambda detail=detail: heard.append((externals.hears(detail), call(externals, detail=detail))))
+
+    def body(session: Any) -> None:
+        externals = told(session)
+        for within in (lambda body: body(), lambda body: call(externals, body, "lib::outer")):
+            ask(externals, within)
+        with externals.ignoring():
+            ask(externals, lambda body: body())
+
+    record(body, recorder)
+    assert heard == [(answer, answer) for answer in (True, True, True, False, False, False)]
+
+
+@both
 def test_detail_is_left_out_inside_a_librarys_call_and_kept_outside(recorder: str, record: Record) -> None:
     def body(session: Any) -> None:
         externals = told(session)

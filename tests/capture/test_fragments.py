@@ -240,7 +240,7 @@ def test_a_launch_names_its_fragment_and_one_of_another_is_another(tmp_path: Pat
     kernels = [
         Kernel(0, [], [], {"function": "k", **more}) for more in ({}, {"fragment": "a.txt"}, {"fragment": "b.txt"})
     ]
-    numbers = [launches.launch(kernel, [1], {}, None, None, {}) for kernel in [*kernels, *kernels]]
+    numbers = [launches.launch(kernel, [1], [], None, None, {}) for kernel in [*kernels, *kernels]]
     assert numbers == [0, 1, 2, 0, 1, 2]
     assert [line.get("fragment") for line in lines] == [None, "a.txt", "b.txt"]
 

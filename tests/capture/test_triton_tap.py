@@ -283,7 +283,7 @@ def test_a_value_that_cannot_be_a_key_is_a_launch_all_the_same() -> None:
 
     known = Launches(Listener())  # type: ignore[arg-type]
     kernel = Kernel(0, [], ["N"], {"function": "f"})
-    numbers = [known.launch(kernel, (1,), {"N": n}, None, None, {}) for n in ([1, 2], 1, True, 1, 2.0, 3)]
+    numbers = [known.launch(kernel, (1,), [n], None, None, {}) for n in ([1, 2], 1, True, 1, 2.0, 3)]
     assert numbers == [1, 2, 3, 2, None, None]
     assert heard[0]["constexprs"] == {"N": [1, 2]}
     assert known.health() == ("off", "0 kernels; 2 launches are not recorded: too many different ones")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import re
 import sys
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import BuiltinFunctionType, FrameType, ModuleType
 from typing import Any
 
+from kcap.capture.hooks.identity import ByIdentity
 from kcap.capture.hooks.imports import when_imported
 from kcap.capture.taps.external import MOST_LAUNCHES, Externals, contained
 from kcap.capture.taps.kernels.fragments import Annotations, bound_in, fragment_of
-from kcap.capture.taps.kernels.launches import CompiledKernels, Launches, Specialization, keep_fragment
+from kcap.capture.taps.kernels.launches import ABSENT, CompiledKernels, Launches, Specialization, keep_fragment, picker
 
 NOTHING = -2  # in the place of a launch: a grid of no blocks, which launches nothing
 
@@ -30,7 +28,7 @@ class Inductor(CompiledKernels):
         super().__init__(listener)
         self.launches = Launches(listener)
         self._hooked = False
-        self._tuned: dict[int, _Tuned] = {}  # by the autotuner's id: finding it must cost next to nothing
+        self._tuned = ByIdentity[_Tuned]()  # by the autotuner
         self._annotations = Annotations("torch._inductor.codegen.triton", "TritonScheduling")
 
     def _hook_all(self) -> None:
@@ -70,24 +68,19 @@ class Inductor(CompiledKernels):
 
     @contained
     def _launched(self, tuner: Any, args: tuple[Any, ...]) -> None:
-        tuned = self._tuned.get(id(tuner))
+        tuned = self._tuned.get(tuner)
         if tuned is None or not tuned.is_of(tuner):
-            reference = weakref.ref(tuner, functools.partial(self._forget, id(tuner)))
-            tuned = self._tuned[id(tuner)] = _Tuned(tuner, reference, len(args), self.launches)
+            tuned = self._tuned[tuner] = _Tuned(tuner, len(args), self.launches)
         launch = tuned.launch(args, self.launches)
         if launch is not None and launch != NOTHING:
             self.listener.launched(tuned.kernel.operator, launch, tuned.own(args))
 
-    def _forget(self, number: int, _: Any) -> None:
-        self._tuned.pop(number, None)
-
 
 class _Tuned:
     """An autotuner of inductor's that has chosen its configuration: its kernel, and the launches seen, by the numbers
-    among their `given` arguments. It is kept no longer than `reference` is alive."""
+    among their `given` arguments."""
 
-    def __init__(self, tuner: Any, reference: weakref.ref[Any], given: int, launches: Launches) -> None:
-        self._reference = reference
+    def __init__(self, tuner: Any, given: int, launches: Launches) -> None:
         self.names = given_names(tuner)
         if len(self.names) != given:
             raise ValueError(f"{tuner.fn.__name__} takes {self.names}, and was given {given} arguments")
@@ -103,13 +96,13 @@ class _Tuned:
         config = self._launcher.config
         constants |= config.kwargs
         self._grid = _grid(tuner, config)
-        self._constexprs = {name: constants[name] for name in fixed if name in constants}
+        self._constexprs = [constants.get(name, ABSENT) for name in fixed]
         self._compiled = config.num_warps, config.num_stages, _options(tuner), _specialization(tuner, parameters)
         self._launches: dict[tuple[int, ...], int | None] = {}
 
     def is_of(self, tuner: Any) -> bool:
-        """Whether it is of `tuner`, as that is tuned now."""
-        return self._launcher is tuner.launchers[0] and self._reference() is tuner
+        """Whether `tuner` is tuned now as it was."""
+        return self._launcher is tuner.launchers[0]
 
     def launch(self, args: tuple[Any, ...], launches: Launches) -> int | None:
         """The number of the launch with these arguments; NOTHING, or None where there are too many."""
@@ -125,13 +118,6 @@ class _Tuned:
         else:
             launches.lost += launch is None
         return launch
-
-
-def picker(places: list[int]) -> Callable[[tuple[Any, ...]], Sequence[Any]]:
-    """What takes the values at `places` out of a tuple."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return lambda values: [values[place] for place in places]
 
 
 def _fragment(tuner: Any) -> str | None:

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
+from kcap.capture.hooks.identity import ByIdentity
 from kcap.capture.hooks.patching import Methods
 from kcap.capture.recorder.arguments import encode
 from kcap.capture.taps.external import Externals
@@ -58,6 +61,16 @@ Fragment = Callable[[], str | None]
 UNREAD = "unread"  # the id of a kernel whose source could not be read
 
 
+ABSENT: Any = object()  # in the place of a constexpr that a launch does not tell
+
+
+def picker(places: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
+    """What takes the values at `places` out of a tuple or a mapping."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda values: [values[place] for place in places]
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A kernel: its operator's number, its run-time parameters and constexprs, and the launch's fixed fields."""
@@ -66,6 +79,19 @@ class Kernel:
     parameters: list[str]
     constexprs: list[str]
     fields: dict[str, Any]
+
+    @cached_property
+    def _pickers(self) -> tuple[Callable[[Any], Sequence[Any]], Callable[[Any], Sequence[Any]]]:
+        return picker(self.parameters), picker(self.constexprs)
+
+    def bound(self, arguments: Mapping[str, Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The values of the parameters and of the constexprs, of which not all may be told."""
+        values, constants = self._pickers
+        try:
+            return values(arguments), constants(arguments)
+        except KeyError:
+            told = arguments.get
+            return list(map(told, self.parameters)), [told(name, ABSENT) for name in self.constexprs]
 
 
 @dataclass(frozen=True)
@@ -85,12 +111,10 @@ class Launches:
     """The kernels seen by one tap, and their launches."""
 
     def __init__(self, listener: Externals) -> None:
-        from torch.utils.weak import WeakIdKeyDictionary
-
         self._listener = listener
-        # By identity: what asks a function of Triton for its hash has it read its source and globals, and one from
-        # inductor's cache may have lost these (torch 2.11's has no lock for it either).
-        self._kernels: MutableMapping[Any, Kernel] = WeakIdKeyDictionary()
+        # What asks a function of Triton for its hash has it read its source and globals, and one from inductor's cache
+        # may have lost these (torch 2.11's has no lock for it either).
+        self._kernels = ByIdentity[Kernel]()
         self._known: dict[Any, int | None] = {}
         self.unread: dict[str, str] = {}  # kernel -> why its source could not be read
         self._named: set[str] = set()  # kernels of which it was told whose they are
@@ -137,15 +161,18 @@ class Launches:
         self,
         kernel: Kernel,
         grid: Sequence[int],
-        constexprs: dict[str, Any],
+        constexprs: Sequence[Any],
         warps: int | None,
         stages: int | None,
         options: dict[str, Any],
-        specialization: Specialization = Specialization(),
+        specialization: Specialization | None = None,
     ) -> int | None:
-        """The number of a launch; None when there are too many different ones."""
-        kinds = tuple(map(type, constexprs.values()))  # 1, 1.0 and True are equal
-        compiled = (tuple(constexprs.values()), kinds, warps, stages, tuple(options.items()), specialization)
+        """The number of a launch; None when there are too many different ones.
+
+        `constexprs`: the values of the kernel's, ABSENT where one is not told.
+        """
+        kinds = tuple(map(type, constexprs))  # 1, 1.0 and True are equal
+        compiled = (tuple(constexprs), kinds, warps, stages, tuple(options.items()), specialization)
         key = (kernel.operator, kernel.fields.get("fragment"), tuple(grid), *compiled)
         try:
             return self._known[key]
@@ -154,13 +181,17 @@ class Launches:
                 {
                     **kernel.fields,
                     "grid": [int(size) for size in grid],
-                    "constexprs": {name: constant_value(value) for name, value in constexprs.items()},
+                    "constexprs": {
+                        name: constant_value(value)
+                        for name, value in zip(kernel.constexprs, constexprs, strict=True)
+                        if value is not ABSENT
+                    },
                     **({} if warps is None else {"num_warps": int(warps)}),
                     **({} if stages is None else {"num_stages": int(stages)}),
                     **(
                         {"options": {name: constant_value(value) for name, value in options.items()}} if options else {}
                     ),
-                    **specialization.fields(),
+                    **(specialization.fields() if specialization else {}),
                 }
             )
             if number is None:

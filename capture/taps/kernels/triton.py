@@ -12,11 +12,16 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from kcap.capture.hooks.imports import when_imported
 from kcap.capture.taps.external import Externals, contained
-from kcap.capture.taps.kernels.launches import CompiledKernels, Launches
+from kcap.capture.taps.kernels.launches import CompiledKernels, Kernel, Launches
 
 ENGINE_OPTIONS = frozenset({"grid", "warmup", "stream", "debug", "instrumentation_mode", "num_warps", "num_stages"})
+
+
+PLAIN = frozenset({type(None), bool, int, float, torch.Tensor, torch.nn.Parameter})
 
 
 class Triton(CompiledKernels):
@@ -27,6 +32,7 @@ class Triton(CompiledKernels):
     def __init__(self, listener: Externals) -> None:
         super().__init__(listener)
         self.launches = Launches(listener)
+        self._option_names: dict[tuple[Any, ...], list[str]] = {}  # by the kernel and all that it is launched with
         self._seen = False
 
     def _hook_all(self) -> None:
@@ -102,8 +108,7 @@ class Triton(CompiledKernels):
 
     @contained
     def _launched(self, fn: Any, bound: dict[str, Any], grid: Any, kwargs: dict[str, Any], enter: bool = False) -> bool:
-        options = {name: value for name, value in kwargs.items() if name not in bound and name not in ENGINE_OPTIONS}
-        return self._tell(fn, bound, grid, kwargs.get("num_warps"), kwargs.get("num_stages"), options, enter)
+        return self._tell(fn, bound, grid, kwargs.get("num_warps"), kwargs.get("num_stages"), kwargs, enter)
 
     def _tell(
         self,
@@ -112,16 +117,25 @@ class Triton(CompiledKernels):
         grid: Any,
         warps: int | None,
         stages: int | None,
-        options: dict[str, Any],
+        given: dict[str, Any],
         enter: bool = False,
     ) -> bool:
+        """`given`: what it is launched with by name, its options among them."""
         if 0 in grid:
             return False  # Triton launches nothing then
         kernel = self.launches.kernel(fn, lambda: _parameters(fn, bound))
-        constexprs = {name: bound[name] for name in kernel.constexprs if name in bound}
-        launch = self.launches.launch(kernel, grid, constexprs, warps, stages, options)
-        values = [_stored(bound.get(name)) for name in kernel.parameters]
+        values, constexprs = kernel.bound(bound)
+        launch = self.launches.launch(kernel, grid, constexprs, warps, stages, self._options(kernel, bound, given))
+        if not PLAIN.issuperset(map(type, values)):
+            values = list(map(_stored, values))
         return launch is not None and self.listener.launched(kernel.operator, launch, values, enter)
+
+    def _options(self, kernel: Kernel, bound: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        names = self._option_names.get(key := (kernel.operator, *given))
+        if names is None:
+            names = [name for name in given if name not in bound and name not in ENGINE_OPTIONS]
+            self._option_names[key] = names
+        return {name: given[name] for name in names}
 
     @contained
     def _interpreted(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any) -> bool:
@@ -145,7 +159,7 @@ class Triton(CompiledKernels):
 
 def _stored(value: Any) -> Any:
     """The tensor in what `triton_kernels` wraps around one (its `Tensor`), of which Triton takes the address alone."""
-    if value is None or isinstance(value, int | float) or hasattr(type(value), "storage"):  # torch's own has a method
+    if hasattr(type(value), "storage"):  # torch's own has a method
         return value
     data = getattr(getattr(value, "storage", None), "data", None)
     return data if hasattr(data, "data_ptr") else value

@@ -35,6 +35,9 @@ class Listener(Protocol):
     def listening(self) -> bool:
         """Whether calls are recorded now."""
 
+    def hears(self, detail: bool) -> bool:
+        """Whether `enter` may record a call that begins on this thread now."""
+
     def enter(
         self, operator: str, arguments: Sequence[tuple[str, Any]], work: bool = True, detail: bool = False
     ) -> bool:
@@ -95,6 +98,8 @@ class Calls:
         try:
             if self.off or not any(map(_holds_tensor, (*args, *kwargs.values()))):
                 return False  # a call that takes no tensor launches nothing
+            if not self.listener.hears(detail):
+                return False
             return self.listener.enter(operator, describe(args, kwargs), work=work, detail=detail)
         except Exception as error:
             self.fail(error)
