@@ -165,6 +165,8 @@ class NoRecordingError(KcapError):
 
 def record_command_line(command_line: list[str], session: Session, working: WorkingDirectory, log: Path | None) -> Run:
     """Run `command_line` under `session`, and merge into `working`. `log`: where its output goes, if not kcap's."""
+    if log is not None and log.exists():
+        os.truncate(log, 0)  # what another engine wrote last is not this one's
     shown = shown_progress(log) if log else nullcontext(Silence(None, None))
     with attended(session, working.noted, shown) as at:
         status = run_to_end(command_line, session, at, log)

@@ -21,12 +21,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.capture.controller import progress, run
+from kcap.capture.controller import output, progress, run
 from kcap.capture.controller.progress import Phase, Progress, engine_phase, last_line
 from kcap.capture.session import Session
 from kcap.capture.shards.counts import is_alive
 from kcap.capture.window.hooking import announce
 from kcap.capture.window.window import Window
+from kcap.errors import KcapError
 
 LIMIT = 5.0  # seconds in which everything must have ended
 RECORD = """
@@ -171,6 +172,19 @@ def test_an_engine_that_fails_says_why_and_keeps_its_output(start: Start, tmp_pa
     assert errors.endswith("its whole output is in engine.log\n")
     assert len((tmp_path / "engine.log").read_text()) > 5000
     assert (tmp_path / "engine.log").stat().st_mode & 0o077 == 0
+
+
+def test_what_another_engine_wrote_last_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before this one writes its first line: the recorder may take a minute to compile."""
+    log, shown = tmp_path / "engine.log", list[str]()
+    log.write_text("RuntimeError: of another engine\n")
+    monkeypatch.setattr(run, "run_to_end", lambda *given: shown.append(last_line(log)) or 0)
+    with output.working_directory(tmp_path / "out", False) as working:
+        session = Session(str(working.directory / "shards"))
+        session.write()
+        with pytest.raises(KcapError, match="no process of the engine had kcap in it"):
+            run.record_command_line(["engine"], session, working, log)
+    assert shown == [""]
 
 
 class Worker:
