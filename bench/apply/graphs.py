@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kcap.bench.apply.seams import Replacements
+from kcap.capture.hooks.identity import ByIdentity
 from kcap.capture.hooks.patching import Methods
 
 Arm = int  # the number of a plan, or
@@ -57,13 +58,11 @@ class GraphUses:
     def __init__(self, replacements: Replacements) -> None:
         self._replacements = replacements
         self.replayed: Counter[int] = Counter()
-        self._captures: dict[int, list[int]] = {}  # by the graph's id: captures until it began
+        self._captures = ByIdentity[list[int]]()  # until the graph's own began
+        self._held = ByIdentity[dict[int, int]]()  # those in the graph
         self._methods = Methods()
 
     def install(self) -> None:
-        from torch.utils.weak import WeakIdKeyDictionary
-
-        self._held: Any = WeakIdKeyDictionary()
         kind = torch.cuda.CUDAGraph
         self._methods.around(kind, "capture_begin", self._capture_begin)
         self._methods.around(kind, "capture_end", self._capture_end)
@@ -74,16 +73,16 @@ class GraphUses:
 
     def _capture_begin(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(graph, *args, **kwargs)
-        self._captures[id(graph)] = self._captured()
+        self._captures[graph] = self._captured()
         return result
 
     def _capture_end(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
-        before = self._captures.pop(id(graph), None) or self._captured()
+        before = self._captures.pop(graph) or self._captured()
         result = original(graph, *args, **kwargs)
         new = {i: now - then for i, (now, then) in enumerate(zip(self._captured(), before, strict=True)) if now > then}
         self._held[graph] = new
         return result
 
     def _replay(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
-        self.replayed.update(self._held.get(graph, {}))
+        self.replayed.update(self._held.get(graph) or {})
         return original(graph, *args, **kwargs)

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from kcap.bench.apply.seams import Replacements
+from kcap.capture.hooks.identity import ByIdentity
 from kcap.capture.hooks.imports import when_imported
 from kcap.capture.hooks.patching import Methods
 from kcap.capture.taps.kernels.inductor import given_names
@@ -29,15 +30,12 @@ class Launches:
         self._replacements = replacements
         self._operators = frozenset(replacements.operators("launch"))
         self._methods = Methods()
-        self._known: Any = None  # operators by function; None for one that no plan replaces
+        self._known = ByIdentity[str]()  # operators by function; "" for one that no plan replaces
 
     def install(self) -> None:
         """Wrap what is there, and the rest as it is imported; nothing where no launch is replaced."""
-        from torch.utils.weak import WeakIdKeyDictionary
-
         if not self._operators:
             return
-        self._known = WeakIdKeyDictionary()
         for module, kind, around in (
             ("triton.runtime.jit", "JITFunction", self._run),
             ("triton.runtime.interpreter", "InterpretedFunction", self._interpret),
@@ -53,15 +51,15 @@ class Launches:
 
     def _operator(self, fn: Any) -> str | None:
         """The operator that launches of `fn` are recorded as, if the plan replaces any."""
-        if fn not in self._known:
+        known = self._known.get(fn)
+        if known is None:
             try:
                 source = read_source(fn)
                 name = f"triton::{source.name}.{source.id}"
             except Unreadable:
                 name = ""
-            self._known[fn] = name if name in self._operators else None
-        found: str | None = self._known[fn]
-        return found
+            known = self._known[fn] = name if name in self._operators else ""
+        return known or None
 
     def _run(self, original: Callable[..., Any], fn: Any, *args: Any, grid: Any, warmup: Any, **kwargs: Any) -> Any:
         operator = None if warmup else self._operator(fn)

@@ -9,7 +9,10 @@ V = TypeVar("V")
 
 
 class ByIdentity(Generic[V]):
-    """As `weakref.WeakKeyDictionary`, but by what a key is and not by what it equals, and several times as fast."""
+    """As `weakref.WeakKeyDictionary`, but by what a key is and not by what it equals, and several times as fast.
+
+    A key must be weakly referenceable to be given a value, and None is no value.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.ref[Any], V]] = {}
@@ -35,5 +38,5 @@ class ByIdentity(Generic[V]):
         """Forget the value of this object, if it has one."""
         value = self.get(key)
         if value is not None:
-            del self._entries[id(key)]
+            self._entries.pop(id(key), None)
         return value

@@ -195,7 +195,7 @@ int64_t kcap_text(const char* text) {
 }
 
 // Whether a call that this thread makes now may be recorded.
-int kcap_hears(int detail) {
+int kcap_may_record(int detail) {
   auto& t = this_thread();
   return !(t.aten_depth > 0 || t.busy || !kcap::listening(t) || (detail && kcap::in_library(t)));
 }
@@ -204,7 +204,7 @@ int kcap_hears(int detail) {
 // and alone in an operator that stays a kernel.
 // 1 when it was recorded.
 int kcap_call(int64_t op, int64_t launch, int count, const uint8_t* kinds, const int64_t* words, int enter, int detail) {
-  if (!kcap_hears(detail)) return 0;
+  if (!kcap_may_record(detail)) return 0;
   auto& t = this_thread();
   t.busy = true;
   std::unique_ptr<kcap::Frame> frame;

@@ -121,12 +121,12 @@ class DispatchModeRecorder:
         self._launches.append(orjson.loads(body))
         return len(self._launches) - 1
 
-    def hears(self, detail: bool) -> bool:
+    def may_record(self, detail: bool) -> bool:
         mode = self._of_this_thread()
         return mode is self._mode and mode.on and self._listens(mode) and not (detail and mode.in_library)
 
     def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
-        if not self.hears(detail):
+        if not self.may_record(detail):
             return False
         mode = self._of_this_thread()
         name, arguments, work, region = self._operators[operator]

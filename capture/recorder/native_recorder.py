@@ -80,8 +80,8 @@ class NativeRecorder:
     def launch(self, body: bytes) -> int:
         return int(self._quick.kcap_launch(body))
 
-    def hears(self, detail: bool) -> bool:
-        return bool(self._quick.kcap_hears(detail))
+    def may_record(self, detail: bool) -> bool:
+        return bool(self._quick.kcap_may_record(detail))
 
     def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
         return bool(self._quick.kcap_call(operator, launch, len(values), *self._pack(values), enter, detail))
@@ -134,7 +134,7 @@ def _declare(lib: ctypes.PyDLL) -> None:
     number, text, small = ctypes.c_int64, ctypes.c_char_p, ctypes.c_int
     for name in ("step_program", "operator", "launch", "text", "graph_nodes", "graph_end"):
         getattr(lib, f"kcap_{name}").restype = number
-    lib.kcap_hears.argtypes = [small]
+    lib.kcap_may_record.argtypes = [small]
     lib.kcap_launch.argtypes = [text]
     lib.kcap_text.argtypes = [text]
     lib.kcap_operator.argtypes = [text, text, small, small]

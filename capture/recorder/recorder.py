@@ -46,8 +46,11 @@ class Recorder(Protocol):
     def launch(self, body: bytes) -> int:
         """A number for what a kernel is launched with: the JSON of kcap.schemas.recording.recording.Launch."""
 
-    def hears(self, detail: bool) -> bool:
-        """Whether it may record a call that is made on this thread now, before anything is said of the call."""
+    def may_record(self, detail: bool) -> bool:
+        """Whether `call` may record what is called on this thread now, before anything is said of it.
+
+        A call that it refuses outside a step counts as one there, as if `call` had been asked.
+        """
 
     def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
         """One invocation on this thread; whether it is recorded. `launch` -1: none.

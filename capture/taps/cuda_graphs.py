@@ -178,8 +178,8 @@ class CudaGraphs:
         if number < 0:
             self.unkept += recorder.sees_graphs
             return
-        self.captured += 1
         self._numbers[graph] = number
+        self.captured += 1
 
     @contained
     def _replaying(self, graph: Any) -> None:

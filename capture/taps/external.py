@@ -113,9 +113,9 @@ class Externals:
             self._thread.spans.append(None)
         return recorded
 
-    def hears(self, detail: bool) -> bool:
-        """Whether `enter` may record a call now."""
-        return self._host.recorder is not None and self._host.recorder.hears(detail)
+    def may_record(self, detail: bool) -> bool:
+        """Whether `enter` may record what is called on this thread now: asked once, before a call is described."""
+        return self._host.recorder is not None and self._host.recorder.may_record(detail)
 
     def enter(
         self, operator: str, arguments: Sequence[tuple[str, Any]], work: bool = True, detail: bool = False

@@ -97,9 +97,13 @@ class SGLang:
             options += ["--random-range-ratio", "0.5" if load.uneven else "1"]
             options += [*load.options(), "--output-file", file.name]
             argv = mock.patch.object(sys, "argv", ["bench_serving", *options])
-            with argv, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            with argv, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as said:
                 warnings.simplefilter("ignore", FutureWarning)  # of the module's newer name
-                runpy.run_module("sglang.bench_serving", run_name="__main__")
+                try:
+                    runpy.run_module("sglang.bench_serving", run_name="__main__")
+                except SystemExit as ended:
+                    if ended.code:
+                        sys.exit(f"the client did not run: {ended.code}\n{said.getvalue()[-3000:]}")
             found: dict[str, Any] = json.loads(Path(file.name).read_text().splitlines()[-1])
         return found
 
@@ -159,7 +163,7 @@ def server(
 def free_port() -> int:
     """With the one 10,000 above it, which SGLang takes, too: both below those that the system gives out itself."""
     while True:
-        number = random.randrange(20_000, 22_768)
+        number = random.SystemRandom().randrange(20_000, 22_768)  # a client seeds the process's own
         with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", number))
             second.bind(("127.0.0.1", number + 10_000))

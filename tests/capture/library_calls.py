@@ -27,7 +27,7 @@ class Heard:
         self.asked += 1
         return self.on
 
-    def hears(self, detail: bool) -> bool:
+    def may_record(self, detail: bool) -> bool:
         return self.records and not (detail and self.inside)
 
     def enter(
@@ -35,7 +35,7 @@ class Heard:
     ) -> bool:
         if self.breaks:
             raise self.breaks
-        assert self.hears(detail)
+        assert self.may_record(detail)
         self._depth.value = self.inside + 1
         self.calls.append((operator, dict(arguments)))
         self.flags.append((work, detail))

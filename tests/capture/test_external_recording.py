@@ -11,6 +11,8 @@ import pytest
 import torch
 from fake_graphs import Engine, X, captured, graph_class, operators
 
+from kcap.capture.recorder.native_recorder import NativeRecorder
+from kcap.capture.shards.counts import OFF_STEP, Counts
 from kcap.capture.taps import external
 from kcap.capture.taps.external import Externals
 from kcap.schemas.recording.recording import Recording
@@ -152,7 +154,7 @@ def test_what_is_heard_is_known_before_a_call_is_described(recorder: str, record
 
     def ask(externals: Externals, within: Callable[..., object]) -> None:
         for detail in (False, True):
-            within(lambda detail=detail: heard.append((externals.hears(detail), call(externals, detail=detail))))
+            within(lambda detail=detail: heard.append((externals.may_record(detail), call(externals, detail=detail))))
 
     def body(session: Any) -> None:
         externals = told(session)
@@ -163,6 +165,21 @@ def test_what_is_heard_is_known_before_a_call_is_described(recorder: str, record
 
     record(body, recorder)
     assert heard == [(answer, answer) for answer in (True, True, True, False, False, False)]
+
+
+def test_a_call_outside_steps_is_counted_once(tmp_path: Path) -> None:
+    """Whether it is asked first if it may be recorded, or not."""
+    recorder = NativeRecorder(tmp_path / "shard")
+    library = recorder.operator("lib::call", ["x"], True)
+    recorder.start(False)
+    for _ in range(3):
+        recorder.may_record(False) and recorder.call(library, -1, [X], False, False)
+    recorder.call(library, -1, [X], False, False)
+    recorder.step_begin(0)
+    assert recorder.may_record(False) and recorder.call(library, -1, [X], False, False)
+    recorder.step_end(1, 1, b"")
+    recorder.close()
+    assert Counts(tmp_path / "shard.counts").cells[OFF_STEP] == 4
 
 
 @both

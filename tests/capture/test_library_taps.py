@@ -118,6 +118,20 @@ def test_no_leave_follows_a_call_that_was_not_recorded(heard: Heard) -> None:
     assert (heard.calls, heard.left) == ([], 0)
 
 
+def test_a_call_that_is_not_recorded_is_not_described(heard: Heard) -> None:
+    """It is, for the most part, a library's own detail, and costs next to nothing."""
+
+    def describe(*_: Any) -> Any:
+        raise AssertionError
+
+    double = wrap(lambda x: x * 2, "lib::double", Calls("lib", heard), describe, detail=True)
+    outer = wrap(lambda x: double(x) + 1, "lib::outer", Calls("lib", heard))
+    assert outer(X).tolist() == [3, 3]
+    heard.records = False
+    assert double(X).tolist() == [2, 2]
+    assert heard.operators == ["lib::outer"] and not heard.failures
+
+
 def test_an_exception_of_the_function_passes_through_and_the_call_is_left(heard: Heard) -> None:
     def kernel(x: Any) -> None:
         raise ValueError("its own")

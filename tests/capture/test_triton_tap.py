@@ -289,6 +289,46 @@ def test_a_value_that_cannot_be_a_key_is_a_launch_all_the_same() -> None:
     assert known.health() == ("off", "0 kernels; 2 launches are not recorded: too many different ones")
 
 
+def test_arguments_that_a_launch_does_not_tell_are_missing() -> None:
+    from kcap.capture.taps.kernels.launches import ABSENT, Kernel
+
+    kernel = Kernel(0, ["x", "n"], ["B", "C"], {})
+    assert [list(values) for values in kernel.values_in({"C": 2, "n": 3, "x": 1, "B": 4})] == [[1, 3], [4, 2]]
+    assert [list(values) for values in kernel.values_in({"x": 1, "C": 2})] == [[1, None], [ABSENT, 2]]
+
+
+def test_a_constexpr_that_a_launch_does_not_tell_is_not_its_own() -> None:
+    from kcap.capture.taps.kernels.launches import ABSENT, Kernel, Launches
+
+    told: list[dict[str, Any]] = []
+    listener: Any = SimpleNamespace(launch=lambda fields: told.append(fields) or len(told))
+    launches, kernel = Launches(listener), Kernel(0, [], ["B", "C"], {"function": "f"})
+    assert [launches.launch(kernel, (1,), constexprs, None, None, {}) for constexprs in ([ABSENT, 2], [4, 2])] == [1, 2]
+    assert [launch["constexprs"] for launch in told] == [{"C": 2}, {"B": 4, "C": 2}]
+
+
+def test_an_option_is_one_that_this_kernel_does_not_take() -> None:
+    from kcap.capture.taps.kernels.launches import Kernel
+
+    told: list[Any] = []
+    listener: Any = SimpleNamespace(
+        launch=lambda fields: told.append(fields.get("options")) or len(told),
+        launched=lambda *_: True,
+        failed=pytest.fail,
+    )
+    tap, one, other = Triton(listener), Named(), Named()
+    tap.launches._kernels[one] = Kernel(0, ["x"], [], {"function": "one"})
+    tap.launches._kernels[other] = Kernel(0, ["x"], ["num_ctas"], {"function": "other"})
+    for kernel, keywords in (
+        (one, {"num_ctas": 2}),
+        (one, {"maxnreg": 64, "num_warps": 4}),
+        (one, {}),
+        (other, {"num_ctas": 2}),
+    ):
+        tap._tell(kernel, {"x": 1, **(keywords if kernel is other else {})}, (1,), None, None, keywords)
+    assert told == [{"num_ctas": 2}, {"maxnreg": 64}, None, None]
+
+
 class Named:
     """As `@triton.jit(repr=...)` makes one."""
 

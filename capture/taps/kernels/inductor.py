@@ -96,7 +96,7 @@ class _Tuned:
         config = self._launcher.config
         constants |= config.kwargs
         self._grid = _grid(tuner, config)
-        self._constexprs = [constants.get(name, ABSENT) for name in fixed]
+        self._constexprs = [constants.get(name, ABSENT) for name in self.kernel.constexprs]
         self._compiled = config.num_warps, config.num_stages, _options(tuner), _specialization(tuner, parameters)
         self._launches: dict[tuple[int, ...], int | None] = {}
 

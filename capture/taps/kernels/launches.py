@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
@@ -64,34 +64,38 @@ UNREAD = "unread"  # the id of a kernel whose source could not be read
 ABSENT: Any = object()  # in the place of a constexpr that a launch does not tell
 
 
-def picker(places: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
-    """What takes the values at `places` out of a tuple or a mapping."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return lambda values: [values[place] for place in places]
+def picker(keys: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
+    """What takes the values of `keys` out of a mapping, or those at `keys` out of a tuple."""
+    if len(keys) > 1:
+        return itemgetter(*keys)
+    return lambda values: [values[key] for key in keys]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel: its operator's number, its run-time parameters and constexprs, and the launch's fixed fields."""
+    """A kernel: its operator's number, its run-time parameters and constexprs, and the launch's fixed fields.
+
+    `options`: the names of options among those that it is launched with, as far as it was.
+    """
 
     operator: int
     parameters: list[str]
     constexprs: list[str]
     fields: dict[str, Any]
+    options: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
 
     @cached_property
     def _pickers(self) -> tuple[Callable[[Any], Sequence[Any]], Callable[[Any], Sequence[Any]]]:
         return picker(self.parameters), picker(self.constexprs)
 
-    def bound(self, arguments: Mapping[str, Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """The values of the parameters and of the constexprs, of which not all may be told."""
+    def values_in(self, arguments: Mapping[str, Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The values of its parameters and of its constexprs; in the place of a missing one None, or ABSENT."""
         values, constants = self._pickers
         try:
             return values(arguments), constants(arguments)
         except KeyError:
-            told = arguments.get
-            return list(map(told, self.parameters)), [told(name, ABSENT) for name in self.constexprs]
+            parameters = [arguments.get(name) for name in self.parameters]
+            return parameters, [arguments.get(name, ABSENT) for name in self.constexprs]
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,8 @@ class Launches:
 
     def __init__(self, listener: Externals) -> None:
         self._listener = listener
-        # What asks a function of Triton for its hash has it read its source and globals, and one from inductor's cache
-        # may have lost these (torch 2.11's has no lock for it either).
+        # By identity: what asks a function of Triton for its hash has it read its source and globals, and one from
+        # inductor's cache may have lost these (torch 2.11's has no lock for it either).
         self._kernels = ByIdentity[Kernel]()
         self._known: dict[Any, int | None] = {}
         self.unread: dict[str, str] = {}  # kernel -> why its source could not be read

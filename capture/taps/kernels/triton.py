@@ -21,7 +21,9 @@ from kcap.capture.taps.kernels.launches import CompiledKernels, Kernel, Launches
 ENGINE_OPTIONS = frozenset({"grid", "warmup", "stream", "debug", "instrumentation_mode", "num_warps", "num_stages"})
 
 
-PLAIN = frozenset({type(None), bool, int, float, torch.Tensor, torch.nn.Parameter})
+PLAIN = frozenset(
+    {type(None), bool, int, float, torch.Tensor, torch.nn.Parameter}
+)  # `_stored` returns them as they are
 
 
 class Triton(CompiledKernels):
@@ -32,7 +34,6 @@ class Triton(CompiledKernels):
     def __init__(self, listener: Externals) -> None:
         super().__init__(listener)
         self.launches = Launches(listener)
-        self._option_names: dict[tuple[Any, ...], list[str]] = {}  # by the kernel and all that it is launched with
         self._seen = False
 
     def _hook_all(self) -> None:
@@ -117,25 +118,18 @@ class Triton(CompiledKernels):
         grid: Any,
         warps: int | None,
         stages: int | None,
-        given: dict[str, Any],
+        keywords: dict[str, Any],
         enter: bool = False,
     ) -> bool:
-        """`given`: what it is launched with by name, its options among them."""
+        """`keywords`: what it is launched with by name, its options among them."""
         if 0 in grid:
             return False  # Triton launches nothing then
         kernel = self.launches.kernel(fn, lambda: _parameters(fn, bound))
-        values, constexprs = kernel.bound(bound)
-        launch = self.launches.launch(kernel, grid, constexprs, warps, stages, self._options(kernel, bound, given))
+        values, constexprs = kernel.values_in(bound)
+        launch = self.launches.launch(kernel, grid, constexprs, warps, stages, _options(kernel, bound, keywords))
         if not PLAIN.issuperset(map(type, values)):
             values = list(map(_stored, values))
         return launch is not None and self.listener.launched(kernel.operator, launch, values, enter)
-
-    def _options(self, kernel: Kernel, bound: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        names = self._option_names.get(key := (kernel.operator, *given))
-        if names is None:
-            names = [name for name in given if name not in bound and name not in ENGINE_OPTIONS]
-            self._option_names[key] = names
-        return {name: given[name] for name in names}
 
     @contained
     def _interpreted(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any) -> bool:
@@ -155,6 +149,15 @@ class Triton(CompiledKernels):
         bound = dict(zip(fn.arg_names, args, strict=False))
         meta = compiled.metadata
         self._tell(fn, bound, grid, meta.num_warps, meta.num_stages, {})
+
+
+def _options(kernel: Kernel, bound: dict[str, Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    """Those of a launch that are no arguments of the kernel."""
+    names = kernel.options.get(key := tuple(keywords))
+    if names is None:
+        names = [name for name in keywords if name not in bound and name not in ENGINE_OPTIONS]
+        kernel.options[key] = names
+    return {name: keywords[name] for name in names}
 
 
 def _stored(value: Any) -> Any:

@@ -35,8 +35,8 @@ class Listener(Protocol):
     def listening(self) -> bool:
         """Whether calls are recorded now."""
 
-    def hears(self, detail: bool) -> bool:
-        """Whether `enter` may record a call that begins on this thread now."""
+    def may_record(self, detail: bool) -> bool:
+        """Whether `enter` may record what is called on this thread now: asked once, before the call is described."""
 
     def enter(
         self, operator: str, arguments: Sequence[tuple[str, Any]], work: bool = True, detail: bool = False
@@ -98,7 +98,7 @@ class Calls:
         try:
             if self.off or not any(map(_holds_tensor, (*args, *kwargs.values()))):
                 return False  # a call that takes no tensor launches nothing
-            if not self.listener.hears(detail):
+            if not self.listener.may_record(detail):
                 return False
             return self.listener.enter(operator, describe(args, kwargs), work=work, detail=detail)
         except Exception as error:
