@@ -1,10 +1,12 @@
-"""What kcap adds to a launch of inductor's Triton kernels, in microseconds: of sizes that it knows, and of new ones.
+"""What kcap adds to a launch of a Triton kernel, in microseconds: of inductor's, of sizes that it knows and of new
+ones, and of an engine's own with as many parameters as attention has.
 
     python scripts/launch_overhead.py [--launches 20000] [--sizes 500]
 
-Needs Triton and no GPU: a stand-in takes the place of inductor's autotuner, so that nothing but kcap's tap and its
-recorder run. Each figure is the smallest of five rounds, less that of the same loop without kcap. Compiled code that is
-in no CUDA graph (a mixed step of a size that none was captured for) launches some hundreds of kernels so.
+Needs Triton and no GPU: stand-ins take the places of inductor's autotuner and of `JITFunction.run`, so that nothing but
+kcap's taps and its recorder run. Each figure is the smallest of five rounds, less that of the same loop without kcap.
+Compiled code that is in no CUDA graph (a mixed step of a size that none was captured for) launches some hundreds of
+kernels so.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 
 import torch
 from torch._inductor.runtime import triton_heuristics
+from triton.runtime.jit import JITFunction
 
 import kcap
 
@@ -33,7 +36,13 @@ def add_one(in_ptr0, out_ptr0, xnumel, XBLOCK: tl.constexpr):
     xindex = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:]
     xmask = xindex < xnumel
     tl.store(out_ptr0 + xindex, tl.load(in_ptr0 + xindex, xmask) + 1, xmask)
+
+
+@triton.jit
+def attend({parameters}, {constexprs}):
+    pass
 """
+TENSORS, NUMBERS, CONSTEXPRS = 9, 18, 13  # of SGLang's attention over a prefill
 ROUNDS = 5
 
 
@@ -54,14 +63,22 @@ class Autotuner:
     def coordinate_descent_tuning(self, *args: Any) -> None: ...
 
 
-def kernel_in(folder: Path) -> Any:
-    """`add_one`, from a file, for its source is read."""
-    (folder / "kernels.py").write_text(SOURCE)
+def bound(fn: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    """What the tap sees of `JITFunction.run`: the grid is asked for when all arguments are bound."""
+    grid(dict(zip(fn.arg_names, args, strict=False)) | {name: kwargs[name] for name in fn.arg_names[len(args) :]})
+
+
+def kernels_in(folder: Path) -> Any:
+    """The kernels, from a file, for their sources are read."""
+    parameters = ", ".join(f"p{i}" for i in range(TENSORS + NUMBERS))
+    constexprs = ", ".join(f"c{i}: tl.constexpr" for i in range(CONSTEXPRS))
+    text = SOURCE.replace("{parameters}", parameters).replace("{constexprs}", constexprs)
+    (folder / "kernels.py").write_text(text)
     spec = importlib.util.spec_from_file_location("kernels", folder / "kernels.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.add_one
+    return module
 
 
 def us(launch: Callable[[int], None], sizes: list[int]) -> float:
@@ -78,22 +95,30 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, default=500, help="new ones in a round")
     given = parser.parse_args()
     triton_heuristics.CachingAutotuner = Autotuner  # type: ignore[misc, assignment]
+    JITFunction.run = bound  # type: ignore[assignment, method-assign]
     x = torch.ones(8)
     known = [1024] * given.launches
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        tuner = Autotuner(kernel_in(Path(folder)))
+        kernels = kernels_in(Path(folder))
+        tuner, values = Autotuner(kernels.add_one), [*[x] * TENSORS, *range(NUMBERS)]
+        fixed = {f"c{i}": i for i in range(CONSTEXPRS)} | {"num_warps": 8, "num_stages": 1}
 
         def launch(size: int) -> None:
             tuner.run(x, x, size, stream=0)
 
-        bare = min(us(launch, known) for _ in range(ROUNDS))
+        def launch_own(_: int) -> None:
+            kernels.attend.run(*values, grid=lambda _: (1, 32, 4), warmup=False, **fixed)
+
+        bare, bare_own = (min(us(run, known) for _ in range(ROUNDS)) for run in (launch, launch_own))
         with kcap.record(Path(folder) / "recorded.kcap"), kcap.step("decode"):
             launch(1024)
             again = min(us(launch, known) for _ in range(ROUNDS))
             first = (range(2048 + number * given.sizes, 2048 + (number + 1) * given.sizes) for number in range(ROUNDS))
             new = min(us(launch, list(sizes)) for sizes in first)
+            own = min(us(launch_own, known) for _ in range(ROUNDS))
     print(f"a launch of a known size  +{again - bare:6.2f} us")
     print(f"the first of a size       +{new - bare:6.2f} us")
+    print(f"one of 40 parameters      +{own - bare_own:6.2f} us, not inductor's")
 
 
 if __name__ == "__main__":
