@@ -10,7 +10,8 @@ Parts, in this order:
   Llama in SGLang, and Qwen3-30B-A3B with attention in data parallel and experts in tensor parallel over two ranks. Of
   each rank what the architecture says (`ranks.py`), the share of GPU time that is explained, and the collectives with
   their group and bytes.
-- `overhead`: throughput with and without recording, in alternating pairs, of the engine of `tensor`
+- `overhead`: throughput with and without recording, in alternating pairs, of the engine of `tensor`, here with all of
+  the model's layers: with few of them runs without recording differ by a fifth
 - `replay`: collectives timed as a group, a rank's Programs with theirs, and how far they are from the engine
 - `verify`: the Definitions of collectives, each reference against the recorded operator
 - `bench`: Workloads that are judged in a second, on one GPU and on all
@@ -123,10 +124,10 @@ class Parts:
 
     def overhead(self) -> list[Check]:
         setup = self.setups["tensor"]
-        words: list[object] = ["--model", setup.model, "--num-layers", setup.layers]
+        words: list[object] = ["--model", setup.model, *([] if self.gpus else ["--num-layers", setup.layers])]
         words += [word for argument in setup.arguments for word in ("--engine-arg", argument)]
         sizes = (
-            {"--batch": 16, "--seconds": 2, "--pairs": 5} if self.gpus else {"--batch": 2, "--seconds": 1, "--pairs": 1}
+            {"--batch": 16, "--seconds": 4, "--pairs": 5} if self.gpus else {"--batch": 2, "--seconds": 1, "--pairs": 1}
         )
         words += [word for size in sizes.items() for word in size]
         words += ["--compiled"] if self.gpus else ["--input-len", 24]
