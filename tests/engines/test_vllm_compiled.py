@@ -62,7 +62,7 @@ def test_compiled_steps_account_for_every_token(recording: Recording) -> None:
 
 Sizes = tuple[tuple[int, ...], ...]
 Shapes = tuple[str, Sizes]
-OWN = {*LINEARS, ATTENTION, CACHE_UPDATE}
+OWN = {*LINEARS, ATTENTION, CACHE_UPDATE} - {"aten::linear"}  # which is a product where a CPU has no linear of vLLM's
 
 
 def decodes(recording: Recording) -> dict[int, set[tuple[Shapes, ...]]]:
