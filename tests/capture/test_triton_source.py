@@ -343,14 +343,14 @@ def test_a_function_is_read_once_and_forgotten_with_it(load: Load) -> None:
     first = read_source(module.kernel)
     assert read_source(module.kernel) is first
     key = id(module.kernel)
-    assert key in triton_source._known
+    assert key in triton_source._known._entries
     del sys.modules["kernels"]
     from triton.runtime import jit
 
     getattr(jit, "_triton_jit_function_registry", {}).clear()
     del module
     gc.collect()
-    assert key not in triton_source._known
+    assert key not in triton_source._known._entries
 
 
 def test_a_source_that_was_exchanged_is_read_again(load: Load) -> None:

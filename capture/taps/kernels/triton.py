@@ -21,9 +21,8 @@ from kcap.capture.taps.kernels.launches import CompiledKernels, Kernel, Launches
 ENGINE_OPTIONS = frozenset({"grid", "warmup", "stream", "debug", "instrumentation_mode", "num_warps", "num_stages"})
 
 
-PLAIN = frozenset(
-    {type(None), bool, int, float, torch.Tensor, torch.nn.Parameter}
-)  # `_stored` returns them as they are
+# Of what `_stored` returns as it is: it need not be asked.
+PLAIN = frozenset({type(None), bool, int, float, torch.Tensor, torch.nn.Parameter})
 
 
 class Triton(CompiledKernels):

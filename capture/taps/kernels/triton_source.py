@@ -9,12 +9,12 @@ import builtins
 import hashlib
 import keyword
 import re
-import weakref
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from kcap.capture.hooks.identity import ByIdentity
 from kcap.capture.taps.kernels.triton_functions import (
     Function,
     Unreadable,
@@ -64,12 +64,11 @@ class Source:
 class _Known:
     """What was read of a function, or why nothing was; `text` is Triton's own, which may be exchanged."""
 
-    function: weakref.ref[Any]
     text: str | None
     source: Source | str
 
 
-_known: dict[int, _Known] = {}  # by id: a JITFunction's hash is costly, and fails once inductor dropped its globals
+_known = ByIdentity[_Known]()  # a JITFunction's hash is costly, and fails once inductor dropped its globals
 
 
 def read_source(fn: Any) -> Source:
@@ -78,11 +77,9 @@ def read_source(fn: Any) -> Source:
     Unreadable says why there is none. Read once for each function.
     """
     kernel = unwrap(fn)
-    key = id(kernel)
-    entry = _known.get(key)
-    if entry is None or entry.function() is not kernel or entry.text is not getattr(kernel, "src", None):
-        function = weakref.ref(kernel, lambda _: _known.pop(key, None))
-        entry = _known[key] = _Known(function, getattr(kernel, "src", None), _read(kernel))
+    entry = _known.get(kernel)
+    if entry is None or entry.text is not getattr(kernel, "src", None):
+        entry = _known[kernel] = _Known(getattr(kernel, "src", None), _read(kernel))
     if isinstance(entry.source, str):
         raise Unreadable(entry.source)
     return entry.source
