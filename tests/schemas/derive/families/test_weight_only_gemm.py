@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, randn
+from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, randn
 from interpreted import kernels
 
 from kcap.schemas.derive.bound_call import BoundCall, replay_rule_for
@@ -134,9 +134,9 @@ def test_gptqs_weight_shuffled_for_exllama(second_format: bool) -> None:
 @pytest.mark.parametrize("with_zero", [False, True])
 def test_the_weight_that_vllm_packs_for_cpus(with_zero: bool) -> None:
     """By its own kernel, where this vLLM is built for a CPU."""
-    pytest.importorskip("vllm._C")
+    load_vllm_kernels()
     if not hasattr(torch.ops._C, "cpu_gemm_wna16"):
-        pytest.skip("vLLM is not built for a CPU")
+        pytest.skip("vLLM has this operator for CPUs alone, of x86 those with AVX-512")
     values, zero, scale = quantized(128, 64, 64)
     a, bias, scale = randn(5, 128), randn(64, seed=1), scale.bfloat16()
     words = packed(values, tuple(range(8))).unflatten(1, (4, 2)).transpose(0, 1).flatten(1)  # as `CPUWNA16LinearKernel`
