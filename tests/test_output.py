@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kcap.errors import CallError
-from kcap.system.output import OutputKind, atomic_directory, check_output, write_atomically
+from kcap.system.output import OutputKind, atomic_directory, check_files, check_output, write_atomically
 
 KIND = OutputKind(("mark.json",), "not of this kind: choose another -o")
 
@@ -49,6 +49,22 @@ def test_an_output_and_what_is_read_for_it_lie_apart(output: Path) -> None:
     check_output(output, True, kind=KIND, enclosing=[output.parent])
     with pytest.raises(CallError, match="is or holds"):
         check_output(output, True, kind=KIND, enclosing=[output / "inside"])
+
+
+def test_files_are_not_written_over_what_is_read(output: Path) -> None:
+    file = output / "m.jsonl"
+    check_files(file, False, [output.parent / "recording"])
+    file.touch()
+    with pytest.raises(CallError, match="already exists: pass --force"):
+        check_files(file, False, [])
+    check_files(file, True, [output / "other"])
+    for source in (file, output):
+        with pytest.raises(CallError, match="which is read: choose another -o"):
+            check_files(file, True, [source])
+    with pytest.raises(CallError, match="is no directory"):
+        check_files(file, True, [], folder=True)
+    with pytest.raises(CallError, match="is a directory"):
+        check_files(output, True, [])
 
 
 def test_what_fails_leaves_what_was_there(output: Path) -> None:

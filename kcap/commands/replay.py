@@ -14,6 +14,8 @@ from kcap.replay.options import CallOptions, FidelityOptions, ProgramOptions
 from kcap.schemas.recording.recording import PHASES, Phase
 from kcap.schemas.results.measurement import CACHES, Cache
 from kcap.show.progress import progress
+from kcap.system.machine import check_device
+from kcap.system.output import check_files
 
 
 @click.command()
@@ -111,7 +113,9 @@ def command(
       kcap replay flashinfer-trace --trust --op 'rmsnorm*'
       kcap replay llama.kcap --compare-engine -o llama.fidelity
     """
-    check_options(device, output, force)
+    check_device(device)
+    if output is not None:
+        check_files(output, force, [path], folder=fidelity)
     chosen_phase = cast("Phase | None", phase)
     calls_only = {  # --kernel-durations is what the others do anyway
         "--cache": cache != "serving",
@@ -152,13 +156,6 @@ def command(
         as_json,
     )
     return replay_calls(path, call_options, output)
-
-
-def check_options(device: str | None, output: Path | None, force: bool) -> None:
-    if device is not None and device != "cpu" and not (device == "cuda" or device.removeprefix("cuda:").isdecimal()):
-        raise CallError(f"--device {device}: not a device that kcap knows: cuda, cuda:N or cpu")
-    if output is not None and output.exists() and not force:
-        raise CallError(f"{output}: already exists: pass --force")
 
 
 def refuse(values: Mapping[str, object], option: str) -> None:

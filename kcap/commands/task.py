@@ -11,6 +11,7 @@ from kcap.bench.tasks.forms import MARK, find_form, form_names
 from kcap.errors import DONE, PARTIAL, CallError
 from kcap.schemas.files.jsonfile import dump_json
 from kcap.schemas.results.task import HELD_OUT_FILE, TASK_FILE
+from kcap.system.machine import check_device
 from kcap.system.output import OutputKind, atomic_directory, check_output, write_atomically
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def command(
     """
     from kcap.bench.tasks.draft import TaskRequest, draft_task  # needs torch
 
+    check_device(device)
     if definition is None:
         return list_definitions(path, trust)
     if output is None:

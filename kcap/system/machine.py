@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
+
+from kcap.errors import CallError
 
 State = Literal["ok", "missing", "problem"]
 TIMEOUT = 120  # seconds; the first import of torch from a cold disk can take half of it
@@ -81,6 +84,12 @@ def torch_here() -> Torch | None:
         return Torch(error=f"no answer within {TIMEOUT} s")
     except (OSError, ValueError, TypeError, IndexError):
         return Torch(error=(done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+
+
+def check_device(device: str | None) -> None:
+    """CallError for what is none of torch's devices that kcap uses: `cpu`, `cuda` or `cuda:N`; None is left open."""
+    if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device, re.ASCII):
+        raise CallError(f"--device {device}: not a device that kcap knows: cuda, cuda:N or cpu")
 
 
 def check_python() -> Check:

@@ -49,9 +49,26 @@ def check_output(
     for source in (*sources, *enclosing):
         if source.resolve().is_relative_to(output.resolve()):
             raise CallError(f"{output}: is or holds {source}, which is read: choose another -o")
+    _check_outside(output, sources)
+
+
+def check_files(output: Path, force: bool, sources: Iterable[Path], folder: bool = False) -> None:
+    """CallError unless the file `output`, or those in the `folder` of that name, are free or may be overwritten.
+
+    `sources` are read: it may neither be one of them nor lie in one.
+    """
+    if output.exists():
+        if output.is_dir() is not folder:
+            raise CallError(f"{output} is {'no ' if folder else 'a '}directory: choose another -o")
+        if not force:
+            raise CallError(f"{output}: already exists: pass --force")
+    _check_outside(output, sources)
+
+
+def _check_outside(output: Path, sources: Iterable[Path]) -> None:
     for source in sources:
         if output.resolve().is_relative_to(source.resolve()):
-            raise CallError(f"{output}: lies in {source}, which is read: choose another -o")
+            raise CallError(f"{output}: is or lies in {source}, which is read: choose another -o")
 
 
 def make_directory_beside(output: Path) -> Path:

@@ -191,6 +191,7 @@ def test_a_dataset_is_code_from_elsewhere(kcap, solutions, tmp_path):
         (("--device", "cuda"), "finds no CUDA GPU"),
         (("--device", "cuda:0"), "finds no CUDA GPU"),
         (("--device", "tpu"), "not a device"),
+        (("--device", "0"), "not a device"),
         (("--op", "nothing*"), "--op"),
         (("--definition", "scael"), "scale"),
         (("--measurements", "nothing"), "no such file"),

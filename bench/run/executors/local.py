@@ -5,7 +5,6 @@ A process that never touches CUDA asks a child what GPUs there are.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -13,9 +12,7 @@ from functools import cache
 from kcap.bench.run.executors import Executor, SlotRequest, executor
 from kcap.bench.run.executors.common.slot import LocalSlot, Slot
 from kcap.errors import CallError
-from kcap.system.machine import torch_here
-
-DEVICE_NAMES = re.compile(r"cpu|cuda(:\d+)?")
+from kcap.system.machine import check_device, torch_here
 
 
 @cache
@@ -32,8 +29,7 @@ def choose_device(device: str | None, home: str | None) -> str:
     """
     if device is None:
         return home or ("cuda" if gpus() else "cpu")
-    if not DEVICE_NAMES.fullmatch(device):
-        raise CallError(f"--device {device}: not a device that kcap knows: cuda, cuda:N or cpu")
+    check_device(device)
     return device
 
 
