@@ -195,6 +195,7 @@ class CallJob(Job):
             "sample": group.index,
             "phases": group.phases,
             "count": self.count,
+            "counts": self.counts,
             "dtype": main_dtype(call),
         }
 

@@ -18,6 +18,7 @@ from kcap.bench.run.executors.local import choose_device
 from kcap.bench.run.options import Options
 from kcap.bench.run.output import KeptOutcomes, solution_key
 from kcap.bench.run.subject import PreparedDataset, Subject, open_subject
+from kcap.bench.run.summary.baseline import measured_baseline
 from kcap.bench.solutions import FoundSolution, RefusedSolution, read_solutions
 from kcap.errors import CallError
 from kcap.replay.datasets.workloads import UNCOUNTED_PHASES, WorkloadWeights, workload_weights
@@ -155,6 +156,8 @@ def open_run(options: Options) -> BenchRun:
         raise CallError(f"{options.solutions}: no Solution of a Definition that matches --op")
     device = choose_device(options.device, subject.home)
     find_executor(options.executor).check(device, options.threads)
+    if options.measurements is not None:  # else what is wrong with them would be found in the end
+        measured_baseline(list(read_measurements(options.measurements)), subject.counts, subject.calls)
     weights = workload_weights(subject.counts)
     workloads = choose_workloads(subject, weights, options.workloads)
     return BenchRun(options, subject, solutions, refused, workloads, weights, device)

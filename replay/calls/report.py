@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kcap.replay.calls.results import Results, Row, total_count, total_us
-from kcap.schemas.results.measurement import AT_FLOOR, DISTURBED, MADE_UP, NOTHING, SLOWED
+from kcap.schemas.results.measurement import AT_FLOOR, DISTURBED, MADE_UP, NOTHING, SLOWED, Status
 from kcap.schemas.validation.report import printable
 from kcap.show.console import MAX_FLOOR_FACTOR, floor_factor, plain_table, print_table
 from kcap.system.worker_process import Environment
@@ -89,7 +89,7 @@ def duration(microseconds: float) -> str:
 
 
 def summary_lines(results: Results) -> Iterator[Text]:
-    total, replayed = results.count, total_count(results.of("ok"))
+    total, replayed = results.count, results.count_of("ok")
     times = [f"{duration(us)} {name}" for name, us in (("GPU", results.gpu_us), ("host", results.host_us)) if us]
     yield Text(
         f"\nreplayed {replayed:,} of {total:,} invocations ({percent(replayed, total)}),"
@@ -97,13 +97,12 @@ def summary_lines(results: Results) -> Iterator[Text]:
         "bold",
     )
     yield from note_lines(results)
-    for status, style in (("skipped", "yellow"), ("failed", "bold red")):
+    styles: dict[Status, str] = {"skipped": "yellow", "failed": "bold red"}
+    for status, style in styles.items():
         reasons = results.reasons(status)
         for reason, calls, count in reasons[:REASONS]:
-            yield Text(
-                f"{status}: {printable(reason)}: {distinct(calls)}, {invocations(count)} ({percent(count, total)})",
-                style,
-            )
+            what = f"{invocations(count)} ({percent(count, total)})" if count else "timed on others of their Samples"
+            yield Text(f"{status}: {printable(reason)}: {distinct(calls)}, {what}", style)
         if len(reasons) > REASONS:
             rest = sum(count for _, _, count in reasons[REASONS:])
             yield Text(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from kcap.replay.jobs import Job
-from kcap.schemas.results.measurement import Measurement
+from kcap.schemas.results.measurement import Measurement, Status, mean_us, of_phase
 
 
 @dataclass(frozen=True)
@@ -20,27 +20,42 @@ class Row:
     measurements: list[Measurement]
 
     @property
-    def status(self) -> str:
-        """`failed` if any Sample failed, `ok` if one could be timed, else `skipped`."""
-        states = {measurement.status for measurement in self.measurements}
-        return next((state for state in ("failed", "ok") if state in states), "skipped")
+    def status(self) -> Status:
+        return status_of(self.measurements)
 
     @property
     def reason(self) -> str:
-        return next((m.reason or "" for m in self.measurements if m.status == self.status), "")
+        """Why a Sample, at least, was not replayed."""
+        return self.reason_of("failed") or self.reason_of("skipped")
+
+    def reason_of(self, status: Status) -> str:
+        return next((m.reason or "" for m in self.measurements if m.status == status), "")
+
+    def has(self, status: Status) -> bool:
+        return any(m.status == status for m in self.measurements)
+
+    def count_of(self, status: Status) -> int:
+        """Invocations in the phases whose Samples have this status."""
+        counts = self.job.counts.items()
+        return sum(count for phase, count in counts if status_of(of_phase(self.measurements, phase)) == status)
 
     @property
     def total_us(self) -> float | None:
         """Count times time, phase by phase: each phase's count takes the mean over that phase's Samples."""
-        timed = [m for m in self.measurements if m.median_us is not None]
-        if not timed:
-            return None
-        return sum(count * _mean(timed, phase) for phase, count in self.job.counts.items())
+        times = list(self._times())
+        return sum(count * us for count, us in times) if times else None
 
     @property
     def time_us(self) -> float | None:
         """The mean time of one invocation."""
-        return None if self.total_us is None else self.total_us / self.job.count
+        times = list(self._times())
+        return sum(count * us for count, us in times) / sum(count for count, _ in times) if times else None
+
+    def _times(self) -> Iterator[tuple[int, float]]:
+        """The count of each phase that was timed, and the time of one invocation."""
+        for phase, count in self.job.counts.items():
+            if (us := mean_us(self.measurements, phase)) is not None:
+                yield count, us
 
     @property
     def timed(self) -> Measurement | None:
@@ -92,10 +107,10 @@ class Row:
         }
 
 
-def _mean(measurements: Sequence[Measurement], phase: str) -> float:
-    """Over the Samples of `phase`; over all where none is of it, or none names its phase."""
-    medians = [m.median_us for m in measurements if m.median_us is not None and (not m.phases or phase in m.phases)]
-    return fmean(medians or [m.median_us for m in measurements if m.median_us is not None])
+def status_of(measurements: Iterable[Measurement]) -> Status:
+    """`failed` if any Sample failed, `ok` if one could be timed, else `skipped`."""
+    states = {measurement.status for measurement in measurements}
+    return "failed" if "failed" in states else "ok" if "ok" in states else "skipped"
 
 
 @dataclass
@@ -104,8 +119,11 @@ class Results:
 
     rows: list[Row] = field(default_factory=list)
 
-    def of(self, status: str) -> list[Row]:
+    def of(self, status: Status) -> list[Row]:
         return [row for row in self.rows if row.status == status]
+
+    def count_of(self, status: Status) -> int:
+        return sum(row.count_of(status) for row in self.rows)
 
     def timed(self, host: bool) -> list[Row]:
         """The rows that the host's clock timed, or the GPU's: two times that are never added."""
@@ -127,13 +145,14 @@ class Results:
     def count(self) -> int:
         return total_count(self.rows)
 
-    def reasons(self, status: str) -> list[tuple[str, int, int]]:
-        """Why Calls were left out: reason, Calls, their count; the largest count first."""
+    def reasons(self, status: Status) -> list[tuple[str, int, int]]:
+        """Why Samples were left out: reason, their Calls, the invocations that have no time for it; most first."""
         calls: Counter[str] = Counter()
         counts: Counter[str] = Counter()
-        for row in self.of(status):
-            calls[row.reason] += 1
-            counts[row.reason] += row.job.count
+        for row in self.rows:
+            if row.has(status):
+                calls[row.reason_of(status)] += 1
+                counts[row.reason_of(status)] += row.count_of(status)
         return [(reason, calls[reason], count) for reason, count in counts.most_common()]
 
     def as_json(self) -> dict[str, Any]:
@@ -154,15 +173,11 @@ class Results:
             "host_time_us": self.host_us,
         }
 
-    def _part(self, status: str) -> dict[str, Any]:
-        rows = self.of(status)
-        return {
-            "calls": len(rows),
-            "count": total_count(rows),
-            "share": total_count(rows) / self.count if self.count else 0.0,
-        }
+    def _part(self, status: Status) -> dict[str, Any]:
+        count = self.count_of(status)
+        return {"calls": len(self.of(status)), "count": count, "share": count / self.count if self.count else 0.0}
 
-    def _reasons(self, status: str) -> list[dict[str, Any]]:
+    def _reasons(self, status: Status) -> list[dict[str, Any]]:
         return [{"reason": reason, "calls": calls, "count": n} for reason, calls, n in self.reasons(status)]
 
 

@@ -95,7 +95,7 @@ def print_next_step(source: Source, options: CallOptions, output: Path | None) -
 
 
 def exit_code_of(results: Results, source: Source) -> int:
-    """1: a kernel failed; 3: some were skipped."""
-    if results.of("failed"):
+    """1: a kernel failed; 3: some were skipped, on one of their Samples at least."""
+    if results.reasons("failed"):
         return FAILED
-    return PARTIAL if results.of("skipped") or source.bad_lines else DONE
+    return PARTIAL if results.reasons("skipped") or source.bad_lines else DONE

@@ -109,6 +109,7 @@ class Measurement(Record):
     sample: int | None = None  # line of samples.jsonl, from 0; None where the Call needs no Sample
     phases: list[Phase] = []  # the phases of the Samples that this one stands for; none: all
     count: int = Field(default=0, ge=0)  # how often the engine ran the Call in the phases replayed
+    counts: dict[Phase, Annotated[int, Field(ge=0)]] = {}  # the same by phase; none: of a Workload, or not known
     status: Status = "ok"
     reason: str | None = None
     median_us: Time | None = None
@@ -164,11 +165,14 @@ def on_the_device(measurements: Sequence[Measurement]) -> list[Measurement]:
     return [line for line in measurements if line.method not in ("host", "none")] if on_gpu else list(measurements)
 
 
-def mean_us(measurements: Iterable[Measurement], phase: str) -> float | None:
-    """The mean time of one invocation in `phase`: over that phase's Samples, or over all where it has none."""
-    timed = [line for line in measurements if line.median_us is not None]
-    of_phase = [line.median_us for line in timed if not line.phases or phase in line.phases]
-    medians = [us for us in of_phase or [line.median_us for line in timed] if us is not None]
+def of_phase(measurements: Sequence[Measurement], phase: str) -> Sequence[Measurement]:
+    """Those that stand for `phase`: its Samples' own, or all where it has none."""
+    return [line for line in measurements if not line.phases or phase in line.phases] or measurements
+
+
+def mean_us(measurements: Sequence[Measurement], phase: str) -> float | None:
+    """The mean time of one invocation in `phase`; None where no Sample that stands for it was timed."""
+    medians = [line.median_us for line in of_phase(measurements, phase) if line.median_us is not None]
     return fmean(medians) if medians else None
 
 

@@ -152,10 +152,11 @@ def call(number, count):
 CALLS = [call(0, {"decode": 10, "prefill": 2}), call(1, {"decode": 30}), call(2, {"decode": 100})]
 
 
-def measured(number, us, phases=(), count=None, **more):
+def measured(number, us, phases=(), **more):
     one = CALLS[number]
     told = {"call": number, "key": call_key(one), "operator": one.operator, "median_us": us, "method": "graph"}
-    return Measurement(**{**told, "count": count or one.total, "phases": list(phases), **more})
+    counts = {each.phase: each.count for each in one.counts}
+    return Measurement(**{**told, "count": one.total, "counts": counts, "phases": list(phases), **more})
 
 
 def counted(workload, number, samples=1):
@@ -225,9 +226,14 @@ def test_calls_without_a_time_are_said():
     assert base.notes[0].startswith("1 measured calls have no time")
 
 
-def test_one_phase_replayed_is_the_total_of_that_phase_alone():
-    base = measured_baseline([measured(0, 20, count=10), measured(1, 20)], TWO, CALLS)
+def test_of_one_phase_replayed_totals_and_savings_are_that_phases_alone():
+    decode = [measured(0, 20, count=10, counts={"decode": 10}), measured(1, 20)]
+    base = measured_baseline(decode, TWO, CALLS)
     assert base.totals == {"decode": pytest.approx(800)}
+    assert not base.notes
+    saved = saved_on(base, outcome("s1", us=10), outcome("s2", us=5), counts=TWO)
+    assert set(saved) == {"decode", ALL_PHASES}
+    assert saved[ALL_PHASES].saved_us == pytest.approx(10 * 10 + 30 * 15)
 
 
 def test_measurements_of_other_calls_are_refused():
@@ -250,7 +256,7 @@ def test_measurements_of_a_dataset_are_its_whole():
 
 
 def test_without_the_recording_only_the_total_of_all_phases_is_known():
-    base = measured_baseline([measured(0, 20), measured(1, 20)], TWO, [])
+    base = measured_baseline([measured(0, 20, counts={}), measured(1, 20, counts={})], TWO, [])
     saved = saved_on(base, outcome("s1", us=10), outcome("s2", us=10), counts=TWO)
     assert (saved["decode"].share, saved["prefill"].share) == (None, None)
     assert saved[ALL_PHASES].share == pytest.approx(0.5)
@@ -332,6 +338,14 @@ def test_names_that_look_like_markup_are_told_as_they_are(bench, tmp_path):
     write_judged(tmp_path / "dataset")
     write_solution(tmp_path / "solutions", "red]", author="[")
     assert "  [/red] " in bench().out
+
+
+def test_measurements_that_cannot_be_read_are_refused_before_anything_is_judged(bench, tmp_path):
+    write_judged(tmp_path / "dataset")
+    write_solution(tmp_path / "solutions", "fast")
+    (tmp_path / "m.jsonl").write_text("{")
+    assert bench("--measurements", tmp_path / "m.jsonl").code == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_solutions_get_the_threads_of_the_measurements_and_keep_them_when_resumed(bench, tmp_path):

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from kcap.errors import CallError
 from kcap.replay.datasets.workloads import UNCOUNTED_PHASES, WorkloadWeights, workload_weights
 from kcap.schemas.flashinfer.dataset import WorkloadCount
+from kcap.schemas.recording.phases import ALL_PHASES
 from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.signature import call_key
 from kcap.schemas.results.measurement import Measurement, mean_us, on_the_device
@@ -78,7 +79,7 @@ def measured_baseline(
             by_workload[line.definition, line.workload].append(line)
         elif (call := call_id(line)) is not None:
             by_call[call].append(line)
-    return _of_calls(by_call, counts, calls) if by_call else _of_workloads(by_workload, workload_weights(counts))
+    return _of_calls(by_call, counts) if by_call else _of_workloads(by_workload, workload_weights(counts))
 
 
 def _numbers(calls: Sequence[Call]) -> Callable[[Measurement], int | None]:
@@ -114,7 +115,8 @@ def measurements_of(
     return chosen
 
 
-def _of_calls(timed: Mapping[int, Timed], counts: Sequence[WorkloadCount], calls: Sequence[Call]) -> Measured:
+def _of_calls(timed: Mapping[int, Timed], counts: Sequence[WorkloadCount]) -> Measured:
+    """A phase that was not replayed (`kcap replay --phase`) is neither in the times nor in the totals."""
     by_call: dict[tuple[str, str, int], list[WorkloadCount]] = defaultdict(list)
     for count in counts:
         by_call[count.definition, count.operator, count.call].append(count)
@@ -122,11 +124,13 @@ def _of_calls(timed: Mapping[int, Timed], counts: Sequence[WorkloadCount], calls
     incomplete = set()
     for (_, _, call), held in by_call.items():
         for of, phases in workload_weights(held).items():
-            times_by_phase = _times(timed[call], phases) if call in timed else {}
+            of_call = timed.get(call, ())
+            replayed = (of_call[0].counts if of_call else None) or phases
+            times_by_phase = _times(of_call, {phase: n for phase, n in phases.items() if phase in replayed})
             times[of].update(times_by_phase)
-            if any(n and phase not in times_by_phase for phase, n in phases.items()):
+            if any(n and phase in replayed and phase not in times_by_phase for phase, n in phases.items()):
                 incomplete.add(of)
-    totals, untimed = _totals(timed, calls)
+    totals, untimed = _totals(timed)
     whole = {of: dict(phases) for of, phases in times.items() if of not in incomplete}
     return Measured("the engine's kernels", whole, totals, _notes(untimed, len(incomplete)))
 
@@ -149,27 +153,16 @@ def _times(timed: Timed, counts: Mapping[str, int]) -> dict[str, float]:
     return {phase: counts[phase] * us for phase, us in us_by_phase.items() if us is not None}
 
 
-def _totals(timed: Mapping[int, Timed], calls: Sequence[Call]) -> tuple[Times, int]:
+def _totals(timed: Mapping[int, Timed]) -> tuple[Times, int]:
     """Microseconds by phase of all Calls that were measured, and how many of them have no time.
 
-    Without the Recording a Call's count is not known by phase: all of it is under `all`.
+    Where a Call's counts are not known by phase, all of it is under `all`.
     """
     totals: Counter[str] = Counter()
-    by_id = {call.id: call for call in calls}
-    for number, of_call in timed.items():
-        measured = of_call[0].count
-        totals.update(_times(of_call, _counts(by_id[number], measured) if number in by_id else {"all": measured}))
+    for of_call in timed.values():
+        counts = {str(phase): n for phase, n in of_call[0].counts.items()} or {ALL_PHASES: of_call[0].count}
+        totals.update(_times(of_call, counts))
     return totals, sum(all(line.median_us is None for line in of_call) for of_call in timed.values())
-
-
-def _counts(call: Call, measured: int) -> dict[str, int]:
-    """The counts of `call` by phase, of which all were measured, or one phase (`kcap replay --phase`)."""
-    by_phase: Counter[str] = Counter()
-    for count in call.counts:
-        by_phase[count.phase] += count.count
-    if measured == call.total:
-        return dict(by_phase)
-    return {phase: n for phase, n in by_phase.items() if n == measured}
 
 
 def _notes(untimed: int, incomplete: int) -> list[str]:

@@ -87,6 +87,15 @@ def test_a_call_is_timed_on_the_samples_of_its_phase(recorded: Write, tmp_path: 
     assert ([(g.index, g.phases) for g in job.groups], job.count) == ([(1, ["decode"])], 3)
 
 
+def test_a_sample_that_was_skipped_is_told_by_the_exit_code(recorded: Write) -> None:
+    drifting = call("aten::fill_.Scalar", tensor(8), Drift("int"))
+    samples = [Sample(call=0, phase="decode", scalars={"1": 2}), Sample(call=0, phase="decode")]
+    code, result = outcome(recorded([drifting], samples))
+    (row,) = calls_of(result)
+    assert (code, row["status"]) == (3, "ok")
+    assert "no Sample holds the value of its argument 1" in str(row["reason"])
+
+
 def measured(path: Path, out: Path, *args: object) -> list[tuple[int | None, list[str], int]]:
     assert kcap(path, "-o", out, "--seconds", "0.001", *args).returncode == 0
     lines: list[Measurement] = list(read_measurements(out))
@@ -103,6 +112,12 @@ def test_recorded_indices_reach_the_operator(recorded: Write, values: Values) ->
     assert code == 1
     assert [c["status"] for c in calls_of(result)] == ["ok", "failed"]
     assert "index out of range" in str(calls_of(result)[1])
+
+
+@pytest.mark.parametrize("device", ["0", "cuda:", "gpu"])
+def test_a_device_of_no_known_name_is_refused(device: str) -> None:
+    done = kcap("nothing", "--device", device)
+    assert (done.returncode, "not a device that kcap knows" in done.stderr) == (2, True)
 
 
 def test_op_globs_and_top_choose_calls(recorded: Write) -> None:

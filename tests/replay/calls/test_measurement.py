@@ -45,6 +45,7 @@ of_calls = st.builds(
     sample=st.none() | st.integers(0, 99),
     phases=st.lists(st.sampled_from(PHASES), max_size=2),
     count=st.integers(0, 2**63 - 1),
+    counts=st.dictionaries(st.sampled_from(PHASES), st.integers(0, 2**63 - 1), max_size=2),
     status=st.sampled_from(["ok", "skipped", "failed"]),
     reason=st.none() | texts,
     median_us=optional_times,

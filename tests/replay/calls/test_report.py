@@ -47,6 +47,39 @@ def test_host_time_is_a_table_of_its_own_and_no_share_of_the_gpus() -> None:
     assert "replayed 30 of 30 invocations (100.0%), 3 of 3 distinct calls: 4.00 ms GPU, 50.00 ms host" in lines
 
 
+def partial(*samples: tuple[str, float | None]) -> Row:
+    """A Call of 100 invocations in prefill and 300 in decode, on Samples of these phases and times (None: skipped)."""
+    made = call("aten::mm", tensor(8, 8), tensor(8, 8, storage=1))
+    state = {True: {"status": "skipped", "reason": "took too long"}, False: {"status": "ok", "method": "graph"}}
+    lines = [
+        Measurement.model_validate(
+            {"call": 0, "operator": made.operator, "phases": [phase], "median_us": us, **state[us is None]}
+        )
+        for phase, us in samples
+    ]
+    return Row(CallJob({"prefill": 100, "decode": 300}, made, [SampleGroup(None, None)]), lines)
+
+
+def test_a_phase_whose_samples_were_skipped_takes_no_other_phases_time() -> None:
+    row = partial(("prefill", None), ("decode", 2.0))
+    assert (row.status, row.total_us, row.time_us, row.reason) == ("ok", 600.0, 2.0, "took too long")
+    lines = text(row)
+    assert "replayed 300 of 400 invocations (75.0%), 1 of 1 distinct calls: 600.00 µs GPU" in lines
+    assert "skipped: took too long: 1 distinct call, 100 invocations (25.0%)" in lines
+
+
+def test_a_sample_that_was_skipped_beside_others_is_said() -> None:
+    row = partial(("prefill", None), ("prefill", 5.0), ("decode", 2.0))
+    assert row.total_us == 1100.0
+    lines = text(row)
+    assert "replayed 400 of 400 invocations (100.0%), 1 of 1 distinct calls: 1.10 ms GPU" in lines
+    assert "skipped: took too long: 1 distinct call, timed on others of their Samples" in lines
+
+
+def test_a_phase_without_samples_takes_the_time_of_all() -> None:
+    assert partial(("decode", 2.0), ("decode", 4.0)).total_us == 1200.0
+
+
 def test_rows_that_are_left_out_are_counted_with_their_share() -> None:
     lines = text(row(0, 10, 75.0, "graph"), row(1, 10, 25.0, "graph"), limit=1)
     assert "1 more rows, 25.0%: --json has all" in lines
