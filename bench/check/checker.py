@@ -19,7 +19,7 @@ from kcap.replay.calls.runner import error_fields
 from kcap.replay.datasets.reference import compile_reference
 from kcap.replay.rebuild.rebuild import Rebuilder, ResolvedCall
 from kcap.schemas.derive.bound_call import Inputs, Skip
-from kcap.schemas.derive.invocation import Invocation, Unrecognized, argument_names, constants
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, argument_names, implied
 from kcap.schemas.derive.kernel import CallUse, DerivedDefinition, KernelInstance
 from kcap.schemas.recording.records import Call, Sample
 from kcap.schemas.recording.values import Group
@@ -184,7 +184,8 @@ def invocation_with_inputs(resolved: ResolvedCall, inputs: Inputs, call: Call, r
     ]
     by_name = {name: value for kept in inputs.keep for name, value in vars(kept).items()}
     tensors = {name: value for name, value in by_name.items() if isinstance(value, torch.Tensor)}
-    return Invocation(call.operator, {**constants(call), **dict(zip(names, values, strict=True))}, tensors)
+    arguments = dict(zip(names, values, strict=True))
+    return Invocation(call.operator, arguments | implied(call, arguments), tensors)
 
 
 def run_operator(use: CallUse, resolved: ResolvedCall, inputs: Inputs, form: KernelInstance) -> list[Any]:

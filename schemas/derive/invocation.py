@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -114,15 +114,17 @@ def invocation_of(call: Call, contents: Mapping[str, torch.Tensor] | None = None
     arguments = {
         n: without_data(a.value, str(i), values) for i, (n, a) in enumerate(zip(names, call.args, strict=True))
     }
-    return Invocation(call.operator, {**constants(call), **arguments})
+    return Invocation(call.operator, arguments | implied(call, arguments))
 
 
-def constants(call: Call) -> dict[str, Any]:
-    """The constexprs of a Triton kernel by name, and `num_warps`: a family reads them like arguments."""
+def implied(call: Call, passed: Container[str]) -> dict[str, Any]:
+    """By name what `call` does not pass, which a family reads like arguments: the defaults that a trace file leaves
+    out; the constexprs of a Triton kernel, and `num_warps`.
+    """
     if call.launch is None:
-        return {}
+        return {name: default for name, default in _schema(call.operator).items() if name not in passed}
     fixed = {name: without_data(value, name, {}) for name, value in call.launch.constexprs.items()}
-    return {"num_warps": call.launch.num_warps, **fixed}
+    return {name: value for name, value in {"num_warps": call.launch.num_warps, **fixed}.items() if name not in passed}
 
 
 def argument_names(call: Call) -> list[str]:
@@ -133,11 +135,12 @@ def argument_names(call: Call) -> list[str]:
 
 
 @cache
-def _schema(operator: str) -> tuple[str, ...]:
+def _schema(operator: str) -> dict[str, Any]:
+    """The names of a registered operator's arguments in their order, each with its default or None."""
     base, _, overload = operator.partition(".")
     if operator not in torch._C._dispatch_get_all_op_names():
-        return ()
-    return tuple(argument.name for argument in torch._C._get_schema(base, overload).arguments)
+        return {}
+    return {argument.name: argument.default_value for argument in torch._C._get_schema(base, overload).arguments}
 
 
 def schema_names(operator: str) -> list[str]:

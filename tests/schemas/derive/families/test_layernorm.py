@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from agreement import agrees, checked, declined, kernel_of, randn
 from interpreted import Launcher, kernels
+
+from kcap.replay.source import calls_of_trace
+from kcap.schemas.derive.derive import derive_calls
+from kcap.schemas.recording.recording import Metadata
 
 MAMBA, FLA = "triton::_layer_norm_fwd_1pass_kernel.s01234567", "triton::layer_norm_fwd_kernel.s01234567"
 
@@ -22,6 +27,15 @@ def test_layer_norm_is_atens(dtype: torch.dtype, parts: tuple[str, ...]) -> None
         instance = agrees(f"aten::{name}", operator, normalized_shape=[48], **arguments)
     words = "".join(f"_no{name}" for name in ("weight", "bias") if name not in parts)
     assert instance.name == f"layernorm{'' if dtype == torch.bfloat16 else '_fp32'}{words}_h48"
+
+
+def test_a_trace_file_leaves_out_atens_epsilon(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text(
+        "Operator: aten.layer_norm.default\ncnt: 3, ((T([8, 64], bf16), [64], T([64], bf16), T([64], bf16)), {})\n"
+    )
+    (kernel,) = derive_calls(calls_of_trace(tmp_path / "t.txt", None), Metadata()).kernels
+    assert kernel.definition.name == "layernorm_h64"
+    assert "1e-05" in kernel.definition.reference
 
 
 def test_layer_norm_over_more_dimensions_is_declined() -> None:
