@@ -177,12 +177,12 @@ def _turn_name(turn: Turn) -> str:
 
 
 def _missed(recording: Recording) -> list[int]:
-    """Of each request."""
-    size, seen = recording.metadata.block_size or 1, set[int]()
+    """Of each request; 0 where the size of blocks is not known."""
+    size, seen = recording.metadata.block_size or 0, set[int]()
     missed = []
     for request in recording.requests:
         known = next((place for place, block in enumerate(request.blocks) if block not in seen), len(request.blocks))
-        whole = min(known, max(request.prompt - 1, 0) // size) * size
+        whole = min(known * size, max(request.prompt - 1, 0) // max(size, 1) * size)
         missed.append(max(0, whole - request.cached))
         seen.update(request.blocks)
     return missed

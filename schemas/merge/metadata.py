@@ -183,6 +183,7 @@ def merge_metadata(parts: Sequence[Part], calls: list[Call], hosts: bool) -> Met
     settings = {name: getattr(several[0], name) for name in SETTINGS}
     sealed, notes = _seal(parts)
     together = hosts and not _have_own_replicas(parts)
+    block_sizes = {metadata.block_size for metadata in several if metadata.block_size}
     return Metadata(
         format="{}.{}".format(*FORMAT),
         **settings,
@@ -197,6 +198,7 @@ def merge_metadata(parts: Sequence[Part], calls: list[Call], hosts: bool) -> Met
         steps=_summed([metadata.steps for metadata in several], together),
         batches=_batches(several, together),
         totals=totals(calls),
+        block_size=block_sizes.pop() if len(block_sizes) == 1 else None,
         dropped=_summed([metadata.dropped for metadata in several], False),
         notes=list(dict.fromkeys([note for metadata in several for note in metadata.notes] + notes + _left_out(parts))),
     )

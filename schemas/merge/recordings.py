@@ -111,18 +111,23 @@ def _programs(parts: Sequence[Part], ids: dict[str, int]) -> tuple[list[Program]
 
 
 def _requests_and_steps(parts: Sequence[Part], numbers: dict[str, int]) -> tuple[list[Request], list[Step]]:
-    """The requests of one Recording follow those of the one before."""
+    """The requests of one Recording follow those of the one before; its blocks are others, whatever their numbers."""
     requests: list[Request] = []
     steps: list[Step] = []
+    blocks = 0
     for part in parts:
+        own = part.recording.requests
         steps += [_step(part, step, numbers, len(requests)) for step in part.recording.steps]
-        requests += [_request(part, request) for request in part.recording.requests]
+        requests += [_request(part, request, blocks) for request in own]
+        blocks += 1 + max((block for request in own for block in request.blocks), default=-1)
     return requests, steps
 
 
-def _request(part: Part, request: Request) -> Request:
+def _request(part: Part, request: Request, blocks: int) -> Request:
+    """`blocks`: how many numbers come before those of `part`."""
     first = None if request.first is None else request.first + part.steps
-    return request.model_copy(update={"rank": request.rank + part.ranks, "first": first})
+    moved = {"rank": request.rank + part.ranks, "first": first, "blocks": [n + blocks for n in request.blocks]}
+    return request.model_copy(update=moved)
 
 
 def _step(part: Part, step: Step, numbers: dict[str, int], requests: int) -> Step:

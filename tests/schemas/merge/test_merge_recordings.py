@@ -16,7 +16,7 @@ from kcap.schemas.merge.recordings import merge_recordings
 from kcap.schemas.recording.phases import PHASES
 from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, Program, Recording, Sample, Step, load
 from kcap.schemas.recording.recording import write_recording as write
-from kcap.schemas.recording.records import Rank, totals
+from kcap.schemas.recording.records import Rank, Request, totals
 from kcap.schemas.recording.values import TensorSpec
 
 phases = st.sampled_from(PHASES)
@@ -282,6 +282,18 @@ def test_runs_add_up_on_the_ranks_they_have():
     assert [one.count for one in whole.calls[0].counts] == [14, 14]
     assert whole.metadata.steps == {"decode": 10}
     assert [step.index for step in whole.steps] == [3, 8]
+
+
+def test_blocks_of_several_runs_keep_apart_and_their_size_is_known():
+    several = [host(0), host(0), host(0)]
+    for one, size in zip(several, (16, 16, None), strict=True):
+        one.metadata = one.metadata.model_copy(update={"block_size": size})
+        vars(one)["requests"] = [Request(prompt=40, blocks=[0, 1]), Request(prompt=40, blocks=[0, 2])]
+    found = merge_recordings(several, False)
+    assert [request.blocks for request in found.requests] == [[0, 1], [0, 2], [3, 4], [3, 5], [6, 7], [6, 8]]
+    assert found.metadata.block_size == 16
+    several[1].metadata = several[1].metadata.model_copy(update={"block_size": 32})
+    assert merge_recordings(several, False).metadata.block_size is None
 
 
 @pytest.mark.parametrize("name", ["model", "framework_version", "engine_arguments", "layers_recorded", "recorder"])
