@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from kcap.errors import CallError
 from kcap.schemas.derive.derive import FamilyMatches, match_families
 from kcap.schemas.derive.generic.family import family_of_work
 from kcap.schemas.recording.operators import base_of
@@ -199,13 +200,25 @@ class ComparedRecording:
 
 
 def compare_engines(a: ComparedRecording, b: ComparedRecording) -> FamilyDiff:
+    """CallError where neither has steps."""
+    if not any(a.metadata.steps.values()) and not any(b.metadata.steps.values()):
+        raise CallError("neither Recording has steps, of which counts would be compared: compare them --by call")
     first, second = _ComparedSide(a), _ComparedSide(b)
     steps = {phase: (a.metadata.steps.get(phase, 0), b.metadata.steps.get(phase, 0)) for phase in DECODE_FIRST}
     return FamilyDiff(
         phases=[PhaseDiff(phase, first.of(phase), second.of(phase)) for phase in DECODE_FIRST if all(steps[phase])],
         alone={phase: counts for phase, counts in steps.items() if any(counts) and not all(counts)},
-        warnings=list(_warnings(a.metadata, b.metadata)),
+        warnings=[*_warnings(a.metadata, b.metadata), *_uncompared(a, b)],
     )
+
+
+def _uncompared(a: ComparedRecording, b: ComparedRecording) -> Iterator[str]:
+    """What ran in no step, of phases that have none on either side."""
+    for phase in DECODE_FIRST:
+        if not a.metadata.steps.get(phase) and not b.metadata.steps.get(phase):
+            outside = [sum(call.counted(phase) for call in side.calls if call.kind != "region") for side in (a, b)]
+            if any(outside):
+                yield f"{phase}: in no step, and not compared: {outside[0]:,} invocations in A, {outside[1]:,} in B"
 
 
 def _warnings(a: Metadata, b: Metadata) -> Iterator[str]:

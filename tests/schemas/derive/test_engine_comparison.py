@@ -144,6 +144,18 @@ def test_a_phase_that_one_never_ran_is_not_compared(tmp_path: Path, compare: Com
     assert "prefill: 1 step in A, 0 in B: not compared" in kcap("diff", a, b).out
 
 
+def test_what_ran_in_no_step_is_not_compared_and_said(tmp_path: Path, compare: Compare, kcap: Any):
+    loose = [call("aten::relu", 5, 1, phase="other", self=tensor(4))]
+    a = write(tmp_path / "a", [*vllm(2), *loose], "vLLM", 2)
+    b = write(tmp_path / "b", list(vllm(2)), "SGLang", 2)
+    document = compare(a, b)
+    assert document["equal"]
+    assert document["warnings"] == ["other: in no step, and not compared: 5 invocations in A, 0 in B"]
+    a, b = (write(tmp_path / name, loose, "vLLM", 0, steps={}, batches=[]) for name in ("c", "d"))
+    refused = kcap("diff", a, b, "--by", "family")
+    assert refused.code == 2 and "compare them --by call" in refused.err
+
+
 def test_other_layers_models_and_ranks_are_said(tmp_path: Path, compare: Compare):
     a = write(tmp_path / "a", list(vllm(2)), "vLLM", 2, world_size=2)
     b = write(tmp_path / "b", list(sglang(2)), "SGLang", 2, layers_recorded=2, model="x")
