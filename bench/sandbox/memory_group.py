@@ -1,7 +1,6 @@
 """A cgroup that bounds the memory of all of a sandbox's processes together, where this process may make one.
 
-It counts what no limit of a process does: shared mappings, files in memory, the scratch. See cgroups(7); of version 2
-the kernel's admin-guide/cgroup-v2.rst ("Memory"), of version 1 admin-guide/cgroup-v1/memory.rst.
+It counts what no limit of a process does: shared mappings, files in memory, the scratch. See cgroups(7).
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from kcap.system.memory import memory_controllers
 
 NAME = "memory of all"
 SHARED = 512 << 20  # bytes that the judge shares: of its inputs and outputs, which count where they are touched first
@@ -59,17 +60,10 @@ def open_group(memory: int) -> MemoryGroup:
 
 def _own_group() -> tuple[Path, str]:
     """The folder of the group that this process is in, and the name of the file that limits memory there."""
-    own = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        own[controllers] = path.lstrip("/")
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, place, kind, options = line.split()[:4]
-        if kind == "cgroup" and "memory" in options.split(",") and "memory" in own:
-            return Path(place) / own["memory"], "memory.limit_in_bytes"
-        if kind == "cgroup2" and "" in own:
-            base = Path(place) / own[""]
-            with contextlib.suppress(OSError):
-                if "memory" in (base / "cgroup.subtree_control").read_text().split():
-                    return base, "memory.max"
+    for controller in memory_controllers():
+        if controller.version == 1:
+            return controller.group, controller.limit
+        with contextlib.suppress(OSError):
+            if "memory" in (controller.group / "cgroup.subtree_control").read_text().split():
+                return controller.group, controller.limit
     raise OSError(errno.EOPNOTSUPP, "this process is in no cgroup that it may divide by memory")

@@ -32,6 +32,7 @@ from kcap.schemas.flashinfer.definition import (
     check_workload,
 )
 from kcap.schemas.recording.dtypes import TORCH_NAMES
+from kcap.system.memory import GIB
 
 SHARE_OF_FREE = 0.5  # of the free memory, which the kernel needs too
 
@@ -152,7 +153,7 @@ def _make_by_rule(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
 
 def _check_size(draft: WorkloadDraft, limit: float) -> None:
     if (needed := draft.nbytes()) > limit:
-        raise Skip(f"its tensors take {needed / memory.GIB:.3g} GiB, the limit is {limit / memory.GIB:.3g} GiB")
+        raise Skip(f"its tensors take {needed / GIB:.3g} GiB, the limit is {limit / GIB:.3g} GiB")
 
 
 def _placed_input(draft: WorkloadDraft, name: str, generator: torch.Generator) -> Any:

@@ -21,8 +21,8 @@ from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, StorageKey, 
 from kcap.schemas.derive.invocation import torch_dtype
 from kcap.schemas.recording.dtypes import BY_NAME
 from kcap.schemas.recording.values import Folded, Opaque, TensorSpec, TorchConstant, Value
+from kcap.system.memory import GIB, free_memory
 
-GIB = 1 << 30
 BUFFER_ALIGN = 64  # every buffer's size is a multiple of this, so that any dtype can view it
 SHARE_OF_FREE = 0.8  # of the free memory, which the outputs need too
 
@@ -73,8 +73,7 @@ def free_bytes(device: str) -> int:
     if device.startswith("cuda"):
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + unused)
-    match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    return int(match[1]) * 1024 if match else 4 * GIB
+    return free_memory()
 
 
 def return_unused_memory(device: str) -> None:
