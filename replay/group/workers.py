@@ -119,11 +119,12 @@ class GroupedWorker(Worker):
         super().__init__(session, module, timeout_option)
         self._groups: dict[int, GroupWorker] = {}
         self._answers: dict[bytes, dict[str, Any]] = {}
+        self._lost = ""  # why it could not be started again
 
     def run(self, request: Mapping[str, object], timeout: float) -> dict[str, Any]:
         size = request.get("ranks")
         if not isinstance(size, int):
-            return super().run(request, timeout)
+            return self._run_alone(request, timeout)
         group = self._groups.setdefault(size, GroupWorker(self.session, self.module, size))
         if not isinstance(request.get("call"), Mapping):
             return group.run(request, timeout)
@@ -131,6 +132,17 @@ class GroupedWorker(Worker):
         if key not in self._answers:  # another rank's Call was the same
             self._answers[key] = group.run(request, timeout)
         return dict(self._answers[key])
+
+    def _run_alone(self, request: Mapping[str, object], timeout: float) -> dict[str, Any]:
+        """Where it started once and does not again, what was done until then is not given up for it."""
+        try:
+            if not self._lost:
+                return super().run(request, timeout)
+        except KcapError as error:
+            if not self.restarts:
+                raise
+            self._lost = f"the worker could not be started again: {error}"
+        return {"status": "failed", "reason": self._lost}
 
     def __exit__(self, *failure: object) -> None:
         for group in self._groups.values():

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import torch
 
+from kcap.errors import FormatError
 from kcap.replay.jobs import SAME_CONTEXT, BatchFields
 from kcap.schemas.derive.bound_call import BoundCall, ReplayRule, Skip, bind_call, replay_rule_for
 from kcap.schemas.recording.operators import base_of
@@ -153,7 +154,7 @@ def sampled_routing(recording: Recording) -> dict[int, torch.Tensor]:
             continue
         try:
             chosen = rule.chosen_experts(bind_call(call, sample, None, recording.value))
-        except Skip:
+        except (Skip, FormatError):  # one that is damaged fails its own Call
             continue
         if chosen is not None and chosen.sum() > routing.get(len(chosen), torch.zeros(1)).sum():
             routing[len(chosen)] = chosen

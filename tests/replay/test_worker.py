@@ -11,6 +11,9 @@ import pytest
 import torch
 from handmade import call, request_for, tensor
 
+from kcap.errors import CallError
+from kcap.replay.group.workers import GroupedWorker
+from kcap.replay.jobs import REPLAY_WORKER, ReplaySession
 from kcap.replay.timing.clock import MAX_LOOP_IN_PLACE, time_host
 from kcap.replay.timing.rotation import InputSnapshot
 from kcap.replay.timing.sampling import Budget, Timing
@@ -18,6 +21,7 @@ from kcap.schemas.derive.bound_call import Inputs
 from kcap.system.worker_process import Worker
 
 MM = call("aten::mm", tensor(8, 8), tensor(8, 8, storage=1))
+SESSION = ReplaySession(device="cpu", threads=1, home="cpu", root=None, namespaces=[], trust=False, cache="cold")
 SLOW = call("aten::mm", tensor(3000, 3000), tensor(3000, 3000, storage=1))
 
 
@@ -42,6 +46,25 @@ def test_a_worker_that_died_between_two_calls_is_started_again(worker: Worker) -
     worker.process.kill()
     worker.process.wait()
     assert worker.run(request_for(MM), 60)["status"] == "ok"
+
+
+def test_a_worker_that_cannot_be_started_again_fails_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    with GroupedWorker(SESSION, REPLAY_WORKER) as worker:
+        assert worker.process is not None
+        worker.process.kill()
+        worker.process.wait()
+        monkeypatch.setattr(worker, "session", {**worker.session, "device": "cuda:99"})
+        for _ in range(2):
+            answer = worker.run(request_for(MM), 60)
+            assert answer["status"] == "failed"
+            assert answer["reason"].startswith("the worker could not be started again: ")
+        assert worker.restarts == 1
+
+
+def test_a_worker_that_never_started_is_the_users_to_mend() -> None:
+    worker = GroupedWorker({**SESSION, "device": "cuda:99"}, REPLAY_WORKER)
+    with pytest.raises(CallError), worker:
+        pytest.fail("it started")
 
 
 def test_a_call_that_is_too_slow_is_skipped_with_its_limit(worker: Worker) -> None:

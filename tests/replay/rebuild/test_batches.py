@@ -220,3 +220,6 @@ def test_the_routing_of_the_largest_batch_stands_for_all(tmp_path: Path) -> None
     calls, samples = zip(*(routed(i, experts, values) for i, experts in enumerate(([0], [3, 3, 1, -1]))), strict=True)
     recording = recording_of(tmp_path / "r", list(calls), MIXED, samples=samples, values=values)
     assert {count: chosen.tolist() for count, chosen in sampled_routing(recording).items()} == {4: [0, 2, 0, 4]}
+    reference = samples[1].tensors["2"]
+    (recording.path / "values" / reference.file).write_bytes(b"torn")
+    assert {count: chosen.tolist() for count, chosen in sampled_routing(recording).items()} == {4: [1, 0, 0, 0]}
