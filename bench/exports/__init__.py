@@ -35,10 +35,12 @@ class ExportRequest:
 class Exporter:
     """Writes one target's files. `takes`: made from Calls, from Definitions and Workloads, profiled steps, or turns.
 
-    `needs`: what the command that follows needs beside kcap: `in a clone of KernelBench`.
+    `takes_times`: from measurements. `needs`: what the command that follows needs beside kcap: `in a clone of
+    KernelBench`.
     """
 
     takes: Literal["calls", "definitions", "steps", "turns"] = "calls"
+    takes_times: bool = False
     needs: str = ""
 
     def write(self, request: ExportRequest) -> ExportLoss:

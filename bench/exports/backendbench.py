@@ -54,6 +54,7 @@ SYNTHETIC = "Synthetic ops are not supported in the official benchmark yet"
 class BackendBench(Exporter):
     """trace.txt and trace.parquet, of the same lines in the same order."""
 
+    takes_times = True
     needs = "with BackendBench installed"
 
     def write(self, request: ExportRequest) -> ExportLoss:

@@ -9,6 +9,7 @@ import click
 
 from kcap.bench.contents import CheckTarget, Contents, open_contents
 from kcap.bench.exports import Exporter, ExportRequest, find_exporter, targets
+from kcap.commands import given_options
 from kcap.errors import DONE, PARTIAL, CallError
 from kcap.schemas.flashinfer.agents import find_form, forms, turns_in
 from kcap.schemas.results import export_loss as loss_file
@@ -57,8 +58,12 @@ def command(
     operator that was recorded, or could not be run beside it, or not one turn could be written.
     """
     if target in forms():
+        if options := given_options(("allow_truncated", "measurements", "check", "device", "trust")):
+            raise CallError(f"{options}: --to {target} is made of turns alone: leave it out")
         return export_turns(path, target, output, force)
     chosen = find_exporter(target)
+    if measurements is not None and not chosen.takes_times:
+        raise CallError(f"--measurements: {target} holds no times: leave it out")
     if measurements is not None and not measurements.is_file():
         raise CallError(f"{measurements}: no such file (kcap replay PATH -o {measurements} writes one)")
     contents = open_contents(path, allow_truncated)

@@ -7,7 +7,7 @@ import os
 import secrets
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -21,6 +21,7 @@ from kcap.capture.controller.offline import Offline, record_model
 from kcap.capture.controller.output import WorkingDirectory, is_empty, report_recording, working_directory
 from kcap.capture.engines import serving_framework
 from kcap.capture.session import Session
+from kcap.commands import given_options
 from kcap.errors import DONE, FAILED, PARTIAL, CallError
 from kcap.system import machine
 
@@ -223,7 +224,7 @@ def check_engine_choice(model: str | None, command_line: Sequence[str]) -> None:
     if (model is None) == (not command_line):
         raise CallError("give either --model MODEL or -- COMMAND")
     if command_line:
-        _refuse(field.name for field in fields(Offline) if field.name != "framework")
+        _refuse([field.name for field in fields(Offline) if field.name != "framework"])
 
 
 def check_client(client: str | None, ready: str | None, command_line: Sequence[str]) -> None:
@@ -303,13 +304,10 @@ def _option_given(name: str) -> Any:
     return context.params[name] if given else None
 
 
-def _refuse(names: Iterable[str]) -> None:
+def _refuse(names: Collection[str]) -> None:
     """CallError where one of these options is given, of which a COMMAND would heed none."""
-    context = click.get_current_context()
-    given = {name for name in names if context.get_parameter_source(name) == ParameterSource.COMMANDLINE}
-    options = [option.opts[0] for option in context.command.params if option.name in given]
-    if options:
-        raise CallError(f"{', '.join(options)}: of --model only; a COMMAND has options of its own")
+    if options := given_options(names):
+        raise CallError(f"{options}: of --model only; a COMMAND has options of its own")
 
 
 def make_given_client(text: str, url: str | None, patience: float, opens: bool, server: list[str]) -> Client:

@@ -44,3 +44,5 @@ def test_a_file_without_turns_and_an_output_of_another_kind_are_refused(
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "kept").touch()
     assert kcap("export", load, "--to", "atif", "-o", tmp_path / "full", "--force").code == 2
+    ran = kcap("export", load, "--to", "atif", "-o", tmp_path / "out", "--no-check", "--trust")
+    assert ran.code == 2 and "--check, --trust: --to atif is made of turns alone" in ran.err
