@@ -2,14 +2,15 @@
 
 A decode step costs one count of its requests' names, which C does; only those that prefill are looked at one by one.
 A request is a line of the shard when its first step has ended, and again, with its totals, when the engine says that
-it has finished or the window closes: of a process that is killed, those that had not finished have no totals.
+it has finished or the window closes: of a process that is killed, those that had not finished have no totals. One that
+runs in no counted step has no number, and no line.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import orjson
 
@@ -25,10 +26,11 @@ REST_EVERY = 1024  # further requests, after which their line is written again
 class Totals:
     """A request's tokens and steps, as in `kcap.schemas.recording.records.Request`; decode steps of one token aside."""
 
-    number: int
     prompt: int
     cached: int
     generates: bool = True
+    blocks: list[int] = field(default_factory=list)  # of the prompt, until they are written
+    number: int = -1  # by which the shard's lines name it; -1: none yet
     first: int = -1  # its first counted step; -1: none yet
     computed: int = 0
     decoded: int = 0
@@ -71,7 +73,7 @@ class Requests:
         self._write = write
         self._totals: dict[str, Totals] = {}
         self._single: Counter[str] = Counter()  # decode steps of one token, of each request
-        self._begun = self._finished = 0
+        self._numbers = self._finished = 0  # given; requests without a line of their own
         self._rest: Counter[str] = Counter()
 
     def begin(
@@ -84,16 +86,13 @@ class Requests:
         known = self._totals.get(name)
         if known is None or known.prompt != prompt:
             self.finish(name)
-            self._totals[name] = Totals(self._begun, prompt, min(cached, prompt), generates)
-            if self.blocks is not None and tokens and self._begun < MAX_REQUESTS:
-                line = {"number": self._begun, "size": self.blocks.size, "blocks": self.blocks.of(tokens)}
-                self._write(orjson.dumps({"t": "prompt", **line}))
-            self._begun += 1
+            hashes = self.blocks if self._numbers < MAX_REQUESTS else None
+            blocks = hashes.of(tokens) if hashes is not None and tokens else []
+            self._totals[name] = Totals(prompt, min(cached, prompt), generates, blocks)
 
     def numbers(self, names: list[str]) -> list[int]:
         """By which the lines of steps name requests."""
-        totals = self._totals
-        return [(totals.get(name) or self._known(name)).number for name in names]
+        return [self._recorded(name).number for name in names]
 
     def add(self, shape: StepShape, index: int) -> None:
         """The step `index` has ended, and counts."""
@@ -107,17 +106,27 @@ class Requests:
             alone = shape.prefilling  # type: ignore[assignment]
         for place in alone:
             name, new = names[place], queries[place]
-            totals = self._known(name)
+            totals = self._recorded(name)
             if totals.first < 0:
                 totals.first = index
                 self._write_line(name, totals, 0)
             totals.add(shape.lengths[place] - new, new, self._single[name])
 
-    def _known(self, name: str) -> Totals:
-        """A request that began before anyone looked has no prompt that is known."""
+    def _recorded(self, name: str) -> Totals:
+        """A request of a counted step. One that began before anyone looked has no prompt that is known."""
         if name not in self._totals:
             self.begin(name, 0, 0)
-        return self._totals[name]
+        totals = self._totals[name]
+        if totals.number < 0:
+            self._give_number(totals)
+        return totals
+
+    def _give_number(self, totals: Totals) -> None:
+        totals.number, self._numbers = self._numbers, self._numbers + 1
+        if totals.blocks and self.blocks is not None and totals.number < MAX_REQUESTS:
+            line = {"number": totals.number, "size": self.blocks.size, "blocks": totals.blocks}
+            self._write(orjson.dumps({"t": "prompt", **line}))
+        totals.blocks = []
 
     def finish(self, name: str, returned: int | None = None) -> None:
         """The engine is done with a request; one that ran in no counted step leaves nothing.
@@ -129,10 +138,8 @@ class Requests:
             return
         if returned is not None:
             totals.generated = min(totals.generated, returned - single)
-        if totals.number < MAX_REQUESTS:
-            self._write_line(name, totals, single)
+        if self._write_totals(name, totals, single):
             return
-        self._rest.update(_members(totals, single) | {"requests": 1})
         self._finished += 1
         if self._finished % REST_EVERY == 1:
             self._write_rest()
@@ -142,13 +149,20 @@ class Requests:
         for name, totals in dict(self._totals).items():
             single = self._single[name]
             if totals.first >= 0 or single:
-                if totals.number < MAX_REQUESTS:
-                    self._write_line(name, totals, single)
-                else:
-                    self._rest.update(_members(totals, single) | {"requests": 1})
+                self._write_totals(name, totals, single)
         self._totals, self._single = {}, Counter()
         if self._rest:
             self._write_rest()
+
+    def _write_totals(self, name: str, totals: Totals, single: int) -> bool:
+        """Whether the request has a line of its own; else it is added to the others without one."""
+        if totals.number < 0:
+            self._give_number(totals)
+        if totals.number < MAX_REQUESTS:
+            self._write_line(name, totals, single)
+            return True
+        self._rest.update(_members(totals, single) | {"requests": 1})
+        return False
 
     def _write_line(self, name: str, totals: Totals, single: int) -> None:
         if totals.number < MAX_REQUESTS:

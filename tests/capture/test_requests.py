@@ -19,7 +19,11 @@ import kcap
 from kcap.capture.engines.vllm.adapter import Steps
 from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import Session
+from kcap.capture.shards.lines import PromptLine
+from kcap.capture.shards.reader import read_shards
+from kcap.capture.turns.blocks import BlockHashes
 from kcap.capture.window import requests as requests_module
+from kcap.capture.window import window as window_module
 from kcap.capture.window.window import Window
 from kcap.schemas.recording.recording import Recording, Request
 from kcap.schemas.validation.recording import check_recording
@@ -154,6 +158,32 @@ def test_past_the_most_requests_the_others_are_one_line(
     assert [request.id for request in recording.requests] == ["0", "1", "2", ""]
     assert (recording.requests[-1].requests, recording.requests[-1].computed) == (9, 45)
     assert [step.requests for step in recording.steps][-2:] == [[3], [3]]
+
+
+def test_only_recorded_requests_use_up_the_lines(
+    window: Window, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four that run while the window is closed two go on in it: one in a step with a line, one in a decode step."""
+    for module in (requests_module, __import__("kcap.capture.fold.requests", fromlist=["x"])):
+        monkeypatch.setattr(module, "MAX_REQUESTS", 3)
+    window.start()
+    window.requests.blocks = BlockHashes("", 4)
+    steps = Steps(window)
+    window._set_paused(True)
+    names = list("abcd")
+    step(window, steps, scheduled(dict.fromkeys(names, 5), new=dict.fromkeys(names, (5, 0))))
+    window._set_paused(False)
+    step(window, steps, scheduled({"c": 1}, cached={"c": 5}, finished=("a", "b")))
+    monkeypatch.setattr(window_module, "step_details", lambda *_: b"")
+    step(window, steps, scheduled({"d": 1}, cached={"d": 5}))
+    step(window, steps, scheduled({"e": 9}, new={"e": (9, 0)}))
+    window.close()
+    (shard,) = read_shards(Path(window.session.directory))
+    assert [(line.number, len(line.blocks)) for line in shard.lines(PromptLine)] == [(0, 2), (1, 3), (2, 2)]
+    recording = finished(window, tmp_path / "out")
+    assert [(request.id, request.prompt, request.decoded) for request in recording.requests] == [
+        ("c", 5, 1), ("e", 9, 0), ("d", 5, 1),
+    ]  # fmt: skip
 
 
 class Scheduler:
