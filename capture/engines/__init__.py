@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import orjson
+
+from kcap.errors import CallError
 from kcap.system.registry import plugin_names
 
 if TYPE_CHECKING:
@@ -121,6 +124,19 @@ class Start:
         """The context of a bundled model: as the requests need, 2,048 at least, and no more than it was made for."""
         wanted = max(2048, self.longest)
         return min(wanted, self.target.context or wanted)
+
+    def merged(self, chosen: dict[str, Any]) -> dict[str, Any]:
+        """`chosen` with the user's own arguments. What is a dictionary in `chosen` keeps the members that the user
+        leaves alone; CallError where the user's own is no dictionary, nor JSON of one."""
+        arguments = chosen | self.given
+        for name in self.given.keys() & {name for name, value in chosen.items() if isinstance(value, dict)}:
+            own = self.given[name]
+            try:
+                own = orjson.loads(own) if isinstance(own, str) else own
+                arguments[name] = chosen[name] | own
+            except (ValueError, TypeError):
+                raise CallError(f"--engine-arg {name}: with --num-layers give a JSON object, not {own!r}") from None
+        return arguments
 
 
 class Engine(Protocol):

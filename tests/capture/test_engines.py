@@ -20,8 +20,10 @@ from kcap.capture.controller import frameworks
 from kcap.capture.controller.run import own_caches
 from kcap.capture.engines.pytorch import adapter
 from kcap.capture.engines.sglang import adapter as sglang_adapter
+from kcap.capture.engines.trtllm import adapter as trtllm_adapter
 from kcap.capture.engines.vllm import adapter as vllm_adapter
 from kcap.capture.taps.kernels.fragments import CACHE_TAG
+from kcap.errors import CallError
 from kcap.system.native_build import Unavailable
 
 Kcap = Callable[..., Any]
@@ -110,6 +112,25 @@ def test_each_engine_starts_the_model_in_its_own_words(monkeypatch: pytest.Monke
     longest = sglang_adapter.arguments(engines.Start(target, "dummy", None, False, {}, 5000))
     assert longest["context_length"] > 5000
     assert not {"json_model_override_args", "disable_cuda_graph"} & set(longest)
+
+
+def test_overrides_of_the_configuration_keep_the_cut_to_the_first_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frameworks, "_cached_config", lambda model: None)
+    target = frameworks.find_model("kcap/tiny-llama", "dummy")
+    dictionaries = ((vllm_adapter, "hf_overrides"), (trtllm_adapter, "model_kwargs"))
+    for engine, name in (*dictionaries, (sglang_adapter, "json_model_override_args")):
+
+        def overrides(own: Any, layers: int | None = 2, engine: ModuleType = engine, name: str = name) -> Any:
+            arguments = engine.arguments(engines.Start(target, "dummy", layers, True, {name: own}, 160))[name]
+            return arguments if engine is not sglang_adapter else json.loads(arguments)
+
+        cut = {"num_hidden_layers": 2, "rope_theta": 5000}
+        assert overrides({"rope_theta": 5000}) == overrides('{"rope_theta": 5000}') == cut
+        assert overrides({"num_hidden_layers": 3}) == {"num_hidden_layers": 3}, "the user's own member wins"
+        assert overrides({"rope_theta": 5000}, None) == {"rope_theta": 5000}
+        for own in ("gpt", None, 4, [1]):
+            with pytest.raises(CallError, match=f"--engine-arg {name}: with --num-layers give a JSON object"):
+                overrides(own)
 
 
 @pytest.mark.parametrize(("file", "skipped"), [("generation_config.json", True), ("tokenizer.json", False)])

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import orjson
+
 from kcap.capture.engines import Framework, Plugin, Server, Start
 from kcap.capture.engines.sglang import operators
 from kcap.capture.engines.sglang.graphs import hook_graphs
@@ -67,6 +69,7 @@ STARTING = {  # what a runner does before its window opens
 }
 
 
+OVERRIDES = "json_model_override_args"
 MISSED = "a batch ran and no ModelRunner.forward was seen: another plugin, or this SGLang, runs it elsewhere"
 
 
@@ -78,10 +81,13 @@ def arguments(start: Start) -> dict[str, Any]:
     if start.target.bundled:
         chosen |= {"dtype": "bfloat16", "context_length": max(start.context, start.longest + SPARE)}
     if start.num_layers is not None:
-        chosen["json_model_override_args"] = f'{{"num_hidden_layers": {start.num_layers}}}'
+        chosen[OVERRIDES] = {"num_hidden_layers": start.num_layers}
     if start.eager:
         chosen["disable_cuda_graph"] = True
-    return chosen | start.given
+    arguments = start.merged(chosen)
+    if isinstance(arguments.get(OVERRIDES), dict):
+        arguments[OVERRIDES] = orjson.dumps(arguments[OVERRIDES]).decode()
+    return arguments
 
 
 def hook(window: Window) -> None:

@@ -71,7 +71,7 @@ def arguments(start: Start) -> dict[str, Any]:
         chosen["model_kwargs"] = {"num_hidden_layers": start.num_layers}
     if start.eager:
         chosen["cuda_graph_config"] = None
-    return chosen | start.given
+    return start.merged(chosen)
 
 
 def hook(window: Window) -> None:

@@ -74,7 +74,7 @@ def arguments(start: Start) -> dict[str, Any]:
         chosen["hf_overrides"] = {"num_hidden_layers": start.num_layers}
     if start.eager:
         chosen["enforce_eager"] = True
-    return chosen | start.given
+    return start.merged(chosen)
 
 
 def hook(window: Window) -> None:
