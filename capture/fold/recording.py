@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,13 +70,16 @@ def fold_session(session: Session, output: Path, sealed: bool = True) -> Recordi
 
 
 def _kernel_sources(directory: Path, calls: list[Call]) -> dict[str, bytes]:
-    """The sources and fragments that the calls name; one that cannot be read is left out."""
+    """The sources and fragments that the calls name; one that is missing, or not what its name says, is left out."""
     sources = {}
     launches = [call.launch for call in calls if call.launch]
     for name in {name for launch in launches for name in (launch.kernel, launch.fragment) if name}:
         file = directory / KERNELS / Path(name).name
-        if file.name == name and file.is_file():
-            sources[name] = file.read_bytes()
+        if file.name != name or not file.is_file():
+            continue
+        content = file.read_bytes()
+        if hashlib.sha256(content).hexdigest() == file.stem:
+            sources[name] = content
     return sources
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -92,13 +94,15 @@ class Externals:
         return number
 
     def source(self, name: str, text: bytes) -> None:
-        """Keep a kernel's source; `name` is its SHA-256 with an ending."""
+        """Keep a kernel's source; `name` is its SHA-256 with an ending. The file is whole, or not there: other
+        processes of the session write it, too, and each of them may be killed."""
         if name in self._written:
             return
-        self._written.add(name)
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileExistsError), (self._directory / name).open("xb") as file:
+        with tempfile.NamedTemporaryFile(dir=self._directory, prefix=".", delete=False) as file:
             file.write(text)
+        os.replace(file.name, self._directory / name)
+        self._written.add(name)
 
     def kernel_name(self, name: str, function: str) -> None:
         """A profiler calls the kernel `name` that is `function` in its source here."""

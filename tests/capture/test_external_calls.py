@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import resource
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcap.capture.recorder.native_recorder import LONGEST_LIST, Packer
+from kcap.capture.shards.counts import KERNELS
 from kcap.capture.taps import external
 from kcap.capture.taps.external import Externals
 from kcap.schemas.recording.recording import Recording
@@ -214,3 +218,25 @@ def test_beyond_the_most_launches_those_that_differ_in_the_grid_are_one(monkeypa
     numbers = [listener.launch({"function": "f", "grid": [size], "num_warps": 4}) for size in (1, 2, 3, 4, 1)]
     assert numbers == [0, 1, 2, 2, 0] and b"grid" not in bodies[2]
     assert [listener.launch({"function": name, "grid": [9]}) for name in "gh"] == [3, None], "nor without end"
+
+
+def test_a_source_is_whole_though_a_process_was_killed_as_it_wrote_it(tmp_path: Path) -> None:
+    text = b"def kernel(): pass\n" * 100
+    if (process := os.fork()) == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+        Externals(cast("Any", None), tmp_path).source("kernel.py", text)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(process, 0)[1]) == signal.SIGXFSZ
+    assert not (tmp_path / KERNELS / "kernel.py").exists()
+    Externals(cast("Any", None), tmp_path).source("kernel.py", text)
+    assert (tmp_path / KERNELS / "kernel.py").read_bytes() == text
+
+
+def test_a_source_that_could_not_be_written_is_written_the_next_time(tmp_path: Path) -> None:
+    externals = Externals(cast("Any", None), tmp_path / "later")
+    with pytest.raises(FileNotFoundError):
+        externals.source("kernel.py", b"text")
+    (tmp_path / "later").mkdir()
+    externals.source("kernel.py", b"text")
+    assert (tmp_path / "later" / KERNELS / "kernel.py").read_bytes() == b"text"

@@ -177,6 +177,15 @@ def test_a_source_that_is_missing_from_a_shard_is_told_by_the_reader(session: Se
     assert seal.holds(recording.metadata.seal, [NAMES[1]]), "what is there is sealed"
 
 
+def test_a_torn_source_is_left_out_and_not_sealed(session: Session, tmp_path: Path) -> None:
+    keep_sources(session, 0, 1)
+    (Path(session.directory) / KERNELS / NAMES[0]).write_bytes(TEXTS[0][:5])
+    write_shard(session, 0, [launched(0, NAMES[0]), launched(1, NAMES[1]), *step_lines([0, 1])], [5])
+    recording = fold_session(session, tmp_path / "out")
+    assert [path.name for path in (recording.path / "kernels").iterdir()] == [NAMES[1]]
+    assert seal.holds(recording.metadata.seal, [NAMES[1]])
+
+
 def test_a_recording_without_sources_has_no_seal(session: Session, tmp_path: Path) -> None:
     write_shard(session, 0, [launched(0, None, unread="a lambda"), *step_lines([0])], [5])
     assert fold_session(session, tmp_path / "out").metadata.seal is None
