@@ -21,6 +21,7 @@ from kcap.capture.shards.counts import (
     MAX_BATCHES,
     MAX_CALLS,
     MAX_EXACT,
+    MAX_KEYS,
     STEPS,
     Counts,
 )
@@ -68,24 +69,33 @@ class CallTable:
         return call.operator in self._opened
 
     def intern(self, call: Described) -> int | None:
-        """The call's number, written down when it is new; None when the table is full."""
+        """The call's number, written down when it is new; None when the table is full.
+
+        Past MAX_KEYS a rounded call's shapes are no longer counted, nor remembered.
+        """
         masked = call.line(*self._drift.get(call.operator, (0, 0)))
         number = self._ids.get(masked)
-        if number is not None or len(self._calls) >= MAX_CALLS:
+        if number is not None:
             return number
         with self._lock:
             exact = self._exact[call.operator] < MAX_EXACT and len(self._calls) < MAX_CALLS // 2
-            number = None if exact else self._rounded.get(call.rounded())
+            rounded = b"" if exact else call.rounded()
+            number = None if exact else self._rounded.get(rounded)
+            new, remembered = number is None, exact or len(self._ids) < MAX_KEYS
             if number is None:
+                if len(self._calls) >= MAX_CALLS:
+                    return None
                 number = self._add(call)
                 self._write(b'{"t":"call","id":%d,%s' % (number, masked[1:]))
-            self._ids[masked] = number
+            if remembered:
+                self._ids[masked] = number
             if exact:
                 self._exact[call.operator] += 1
                 self._look_for_drift(call)
             else:
-                self._rounded[call.rounded()] = number
-                self._count_shape(number)
+                self._rounded[rounded] = number
+                if new or remembered:
+                    self._count_shape(number)
         return number
 
     def _count_shape(self, number: int) -> None:
@@ -126,8 +136,10 @@ class CallTable:
             self._write(orjson.dumps(line) + b"\n")
 
     def region(self, number: int) -> int:
-        """The number of the region that the call `number` turned out to be."""
+        """The number of the region that the call `number` turned out to be; its own when the table is full."""
         if number not in self._regions:
+            if len(self._calls) >= MAX_CALLS:
+                return number
             self._regions[number] = self._add(self._calls[number])
             self._write(orjson.dumps({"t": "region", "id": self._regions[number], "of": number}) + b"\n")
         return self._regions[number]
@@ -203,14 +215,17 @@ class ShardWriter:
             self.cells[Counts.loose(number, phase)] += 1
 
     def count_step(self, calls: list[int], phase: int, tokens: int, sequences: int, details: bytes) -> None:
-        """Count a step that ran these calls. `details`: what `steps.jsonl` says of it beyond, as JSON members."""
+        """Count a step that ran these calls. `details`: what `steps.jsonl` says of it beyond, as JSON members.
+
+        Past MAX_BATCHES it is counted call by call, in no Program.
+        """
         index, self.steps = self.steps, self.steps + 1
-        key = (self.program(calls), phase, tokens, sequences)
-        if key not in self._batches and len(self._batches) >= MAX_BATCHES:
+        if len(self._batches) >= MAX_BATCHES:
             self.count_loose(calls, phase)
             self.cells[LOOSE_STEPS + phase] += 1
             self.cells[STEPS] += 1
             return
+        key = (self.program(calls), phase, tokens, sequences)
         shape = b'"program":%d,"phase":%d,"tokens":%d,"sequences":%d' % key
         if key not in self._batches:
             self._batches[key] = len(self._batches)

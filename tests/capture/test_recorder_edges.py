@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,10 @@ import pytest
 import torch
 
 import kcap
+from kcap.capture.recorder import fallback_tables
+from kcap.capture.shards.counts import LOOSE_STEPS, STEPS
+from kcap.capture.shards.lines import ProgramLine
+from kcap.capture.shards.reader import read_shard
 from kcap.errors import CallError
 from kcap.replay.jobs import Choice
 from kcap.replay.source import open_source
@@ -89,6 +93,47 @@ def test_threads_that_ended_leave_no_memory_behind(record: Record) -> None:
     recording = record(body)
     assert sum(call.total for call in recording.calls if call.operator == "aten::ones") == 1000
     assert grown[0] < 10 << 20
+
+
+def exponentials(sizes: Sequence[int]) -> Callable[[Any], None]:
+    """A body that runs one operator on tensors of these sizes."""
+    tensors = [torch.empty(1).expand(size, 0) for size in sizes]
+
+    def body(_: Any) -> None:
+        for tensor in tensors:
+            torch.exp(tensor)
+
+    return body
+
+
+def test_signatures_that_are_not_remembered_are_counted(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 are exact, the next 28 are remembered, and the others are not."""
+    monkeypatch.setattr(fallback_tables, "MAX_EXACT", 100)
+    monkeypatch.setattr(fallback_tables, "MAX_KEYS", 128)
+    recording = record(exponentials([*range(1, 501), *range(1, 501)]), "python")
+    assert sum(call.total for call in recording.calls) == 1000
+    assert [call.shapes for call in recording.calls if call.total > 2] == [28, 1, 1]
+
+
+def test_a_full_table_still_counts_what_is_like_a_known_call(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback_tables, "MAX_CALLS", 20)
+    powers = [1 << power for power in range(5, 30)]
+    recording = record(exponentials([*range(2, 32), *range(1 << 15, 32818), *powers, *range(32838, 32868)]), "python")
+    assert len(recording.calls) == 20
+    assert max(call.total for call in recording.calls) == 49 + 1 + 30
+
+
+def test_past_the_most_batches_steps_add_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback_tables, "MAX_BATCHES", 2)
+    writer = fallback_tables.ShardWriter(tmp_path / "shard")
+    for calls in ([0], [0, 1], [1, 0], [1, 1], [0]):
+        writer.count_step(calls, 1, 1, 1, b"")
+    shard = read_shard(tmp_path / "shard")
+    assert [line.calls for line in shard.lines(ProgramLine)] == [[0], [0, 1]]
+    assert [shard.batch_count(batch) for batch in range(2)] == [1, 1]
+    assert [sum(shard.loose_counts(number)) for number in range(2)] == [2, 3]
+    assert (shard.header(STEPS), shard.header(LOOSE_STEPS + 1)) == (5, 3)
+    writer.close()
 
 
 @pytest.mark.parametrize("recorder", ["native", "python"])
