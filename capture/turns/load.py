@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ssl
 import sys
 import urllib.parse
 from collections.abc import Iterator
@@ -92,18 +93,21 @@ def _of_answer(usage: Usage, before: Usage | None) -> int:
 
 
 class Server:
-    """A server of OpenAI's API at `url`."""
+    """A server of OpenAI's API at `url`; with https its certificate must be one that OpenSSL trusts."""
 
     def __init__(self, url: str) -> None:
         parts = urllib.parse.urlsplit(url)
-        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or (443 if self._tls else 80)
         self._model: str | None = None
 
     async def ask(self, request: Request, prompt: list[int] | None) -> Answer:
         """OSError, ValueError or IncompleteReadError where the connection breaks."""
         if self._model is None:
             status, content = await self._ask("GET", MODELS, b"")
-            self._model = orjson.loads(content)["data"][0]["id"] if status == 200 else ""
+            self._model = _first_model(content) if status == 200 else ""
+            if self._model is None:
+                return Answer(f"{MODELS} names no model: {content[:200].decode(errors='replace')}")
         body = {"model": self._model, **request.body, "max_tokens": request.tokens, "ignore_eos": True}
         if prompt is not None:
             body |= {"prompt": prompt, "return_token_ids": True}
@@ -114,7 +118,7 @@ class Server:
 
     async def _ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         """One request of HTTP/1.1 on a connection of its own: the status and the body."""
-        reader, writer = await asyncio.open_connection(self._host, self._port, limit=1 << 20)
+        reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=1 << 20)
         try:
             head = f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\nConnection: close\r\n"
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -127,21 +131,30 @@ class Server:
         return status, b"".join(_chunks(content)) if "chunked" in headers.get("transfer-encoding", "") else content
 
 
-def _tokens(content: bytes) -> list[int]:
-    """The ids of an answer's tokens, where the server tells them."""
+def _first_of(content: bytes, member: str) -> dict[str, Any]:
+    """The first object of the list that an answer has as `member`; empty in an answer of another form."""
     try:
         answer = orjson.loads(content)
     except orjson.JSONDecodeError:
-        return []
-    choices = objects(answer.get("choices")) if isinstance(answer, dict) else []
-    ids = choices[0].get("token_ids") if choices else None
+        return {}
+    return next(iter(objects(answer.get(member)) if isinstance(answer, dict) else []), {})
+
+
+def _first_model(content: bytes) -> str | None:
+    name = _first_of(content, "data").get("id")
+    return name if isinstance(name, str) else None
+
+
+def _tokens(content: bytes) -> list[int]:
+    """The ids of an answer's tokens, where the server tells them."""
+    ids = _first_of(content, "choices").get("token_ids")
     return ids if isinstance(ids, list) and all(type(token) is int for token in ids) else []
 
 
 def _head(content: bytes) -> tuple[int, dict[str, str]]:
     line, *lines = content.decode("latin-1").split("\r\n")
     pairs = (header.partition(":") for header in lines if header)
-    return int(line.split(" ")[1]), {name.lower(): value.strip() for name, _, value in pairs}
+    return int(line[len("HTTP/1.1 ") :][:3]), {name.lower(): value.strip() for name, _, value in pairs}
 
 
 def _chunks(content: bytes) -> Iterator[bytes]:

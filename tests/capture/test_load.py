@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 import time
 from itertools import takewhile
 from operator import eq
@@ -29,10 +32,12 @@ def turn(number: int, prompt: int = 40, generated: int = 5, **more: Any) -> Turn
 
 
 class Server:
-    """Answers each request after `seconds`; what it was asked, and when. `status` 500 breaks the connection."""
+    """Answers each request after `seconds`; what it was asked, and when. `status` 0 breaks the connection."""
 
-    def __init__(self, status: int = 200, seconds: float = 0.0) -> None:
-        self.status, self.seconds = status, seconds
+    models = b'{"data": [{"id": "served"}]}'
+
+    def __init__(self, status: int = 200, seconds: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
+        self.status, self.seconds, self.tls = status, seconds, tls
         self.asked: list[tuple[float, str, Any]] = []
         self.under_way = self.most = 0
 
@@ -42,7 +47,7 @@ class Server:
         body = await reader.readexactly(length)
         path = head.split(" ")[1]
         if path == "/v1/models":
-            self.write(writer, 200, b'{"data": [{"id": "served"}]}')
+            self.write(writer, 200, self.models)
         else:
             self.asked.append((time.monotonic(), path, orjson.loads(body)))
             self.under_way += 1
@@ -61,9 +66,10 @@ class Server:
 
     def serve(self, trace: AgentTurns, **options: Any) -> Outcome:
         async def run() -> Outcome:
-            server = await asyncio.start_server(self.answer, "127.0.0.1", 0)
+            server = await asyncio.start_server(self.answer, "127.0.0.1", 0, ssl=self.tls)
             port = server.sockets[0].getsockname()[1]
-            outcome = await Sender(Target(f"http://127.0.0.1:{port}").ask, **options).send(requests_of(trace))
+            target = Target(f"{'https' if self.tls else 'http'}://127.0.0.1:{port}")
+            outcome = await Sender(target.ask, **options).send(requests_of(trace))
             server.close()
             return outcome
 
@@ -187,6 +193,39 @@ def test_a_prompt_of_unknown_length_is_refused() -> None:
 def test_a_server_that_fails_is_said_and_the_other_turns_are_sent(status: int) -> None:
     outcome = Server(status).serve(AgentTurns([turn(0), turn(1, parent=0, session=0, turn=1)]))
     assert outcome.answered == 0 and len(outcome.failures) == 2
+
+
+@pytest.mark.parametrize("content", [b"{}", b'{"data": []}', b'{"data": ["a"]}', b"[1]", b'{"data": [{}]}', b"ok"])
+def test_a_server_that_names_no_model_is_told_of(content: bytes) -> None:
+    server = Server()
+    server.models = content
+    outcome = server.serve(AgentTurns([turn(0)]))
+    assert outcome.failures == [f"turn 0: /v1/models names no model: {content.decode()}"]
+    assert server.asked == []
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
+    """One of 127.0.0.1 that nobody else has signed, and a server's context with it."""
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("no openssl")
+    key, file = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = ["-newkey", "rsa:2048", "-nodes", "-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([openssl, "req", "-x509", *words, "-keyout", key, "-out", file], check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(file, key)
+    return file, context
+
+
+def test_a_server_with_tls_is_asked_if_its_certificate_is_trusted(
+    certificate: tuple[Path, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, context = certificate
+    (failure,) = Server(tls=context).serve(AgentTurns([turn(0)])).failures
+    assert "certificate verify failed" in failure
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    server = Server(tls=context)
+    assert server.serve(AgentTurns([turn(0)])).answered == 1 and len(server.asked) == 1
 
 
 def test_a_file_that_is_no_trace_ends_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
