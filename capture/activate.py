@@ -30,7 +30,6 @@ WINDOW = "kcap.capture.window.window:Window"
 YIELDING = "pytorch"  # the adapter that any other takes the process from
 _name: str | None = None  # the adapter that has this process
 _window: Window | None = None
-_stale = False  # this process was forked by one that recorded: the window is that one's
 
 
 def __getattr__(name: str) -> Callable[[], None]:
@@ -73,30 +72,22 @@ def activate(name: str) -> None:
 
 def _own_window(name: str) -> Window:
     """The window of this process. What a program recorded before its engine began is a shard of its own."""
-    global _window, _stale
+    global _window
     begun = _window is not None and _window.following and name != YIELDING
-    if _window is None or _stale or begun:
+    if _window is None or _window.inherited or begun:
         from kcap.capture.session import read_session
 
         session = read_session(os.environ["KCAP_SESSION"])
         window_class = pkgutil.resolve_name(session.extension.get("window", WINDOW))
-        if _window is None:
-            os.register_at_fork(after_in_child=_forked)
-        elif begun:
+        if begun and _window is not None:
             _window.close()
             session = replace(session, part=f"-{name}")
-        else:
+        elif _window is not None:
             _window.taps.uninstall()
-        _window, _stale = window_class(session), False
+        _window = window_class(session)
         _window.current = functools.partial(window_of, name)
         _window.register(name)
     return _window
-
-
-def _forked() -> None:
-    """Runs before the window's own look at it: the window was opened after this was registered."""
-    global _stale
-    _stale = _window is not None and _window.recording
 
 
 def window_of(name: str) -> Window | None:

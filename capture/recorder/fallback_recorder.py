@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +40,6 @@ class DispatchModeRecorder:
         self._program: list[int] = []
         self._details: set[int] = set()  # calls that an operator alone runs are the operator's
         self.error = ""
-        os.register_at_fork(after_in_child=self._forget)
 
     # ---- calls that the mode sees ----
 
@@ -238,7 +236,7 @@ class DispatchModeRecorder:
             mode = self._modes.mode = Mode(self)
         return mode
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         self._open = False
         self._shard.forget()
 

@@ -129,6 +129,9 @@ class NativeRecorder:
     def close(self) -> None:
         self._lib.kcap_close()
 
+    def forget(self) -> None:
+        """Nothing: the library does it."""
+
 
 def _declare(lib: ctypes.PyDLL) -> None:
     number, text, small = ctypes.c_int64, ctypes.c_char_p, ctypes.c_int

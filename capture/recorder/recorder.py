@@ -34,6 +34,8 @@ class Recorder(Protocol):
 
     def line(self, text: bytes) -> None: ...
     def close(self) -> None: ...
+    def forget(self) -> None:
+        """In a forked child: the shard is the parent's, and nothing is recorded."""
 
     # Calls that do not come through the dispatcher.
     def operator(self, name: str, arguments: Sequence[str], work: bool, region: bool = False) -> int:

@@ -57,13 +57,22 @@ def replica_of(facts: dict[str, Any]) -> int:
     return ALONE + os.getpid()
 
 
-def at_exit(body: Callable[[], None]) -> None:
-    """Call `body` when this process exits normally, perhaps twice: multiprocessing's children may skip `atexit`."""
+def at_exit(body: Callable[[], None]) -> Callable[[], None]:
+    """Call `body` when this process exits normally, perhaps twice: multiprocessing's children may skip `atexit`.
+
+    Returns what undoes it.
+    """
     from multiprocessing import parent_process, util  # as PyTorch has done
 
     atexit.register(body)
-    if parent_process() is not None:
-        util.Finalize(None, body, exitpriority=LAST)
+    finalizer = util.Finalize(None, body, exitpriority=LAST) if parent_process() is not None else None
+
+    def undo() -> None:
+        atexit.unregister(body)
+        if finalizer is not None:
+            finalizer.cancel()
+
+    return undo
 
 
 def _processor() -> str:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,9 @@ class Lifecycle:
         self._profiled = ProfiledSteps(None, self.tap_failed)
         self._shape: StepShape | None = None  # of the step under way
         self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._forget)
+        self._undo_at_exit: Callable[[], None] = lambda: None
+        self.inherited = False  # it recorded the process that forked this one, and records nothing here
+        _windows.add(self)
 
     def loaded(self, **facts: Any) -> None:
         """The model is loaded, its operators are registered, and nothing is compiled or captured yet. `facts`: as in
@@ -117,7 +120,7 @@ class Lifecycle:
         with self._lock:
             if self.recorder is None and not self._failed and not self._closed:
                 self.recorder, self._reason = open_recorder(self.session)
-                at_exit(self.close)
+                self._undo_at_exit = at_exit(self.close)
                 threading.Thread(target=self._watch, name="kcap-window", daemon=True).start()
             return self.recorder
 
@@ -184,7 +187,10 @@ class Lifecycle:
 
     def _forget(self) -> None:
         """In a forked child: the recorder, its shard, its counters and its profile are the parent's."""
-        self._closed = self._closed or self.recording
+        self.inherited = self.inherited or self.recording
+        self._closed = self._closed or self.inherited
+        if self.recorder is not None:
+            self.recorder.forget()
         self.recorder, self.open, self._shape, self._gate = None, False, None, None
         self._profiled = ProfiledSteps(None, self.tap_failed)
         self._lock = threading.Lock()
@@ -236,6 +242,18 @@ class Lifecycle:
             self.taps.uninstall()
             if self.recorder is not None:
                 self.recorder.close()
+            self._undo_at_exit()
+
+
+_windows: weakref.WeakSet[Lifecycle] = weakref.WeakSet()  # of this process
+
+
+def _forget_windows() -> None:
+    for window in list(_windows):
+        window._forget()
+
+
+os.register_at_fork(after_in_child=_forget_windows)
 
 
 def _contained(method: Callable[..., Any]) -> Callable[..., Any]:

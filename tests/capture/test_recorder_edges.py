@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -146,6 +147,19 @@ def test_a_recording_gives_its_files_back(recorder: str, record: Record) -> None
     for _ in range(3):
         record(lambda _: torch.ones(1), recorder)
     assert held() == before
+
+
+@pytest.mark.parametrize("recorder", ["native", "python"])
+def test_a_recording_that_is_over_has_no_part_in_forks_and_the_exit(
+    recorder: str, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(lambda _: torch.ones(1), recorder)
+    hooks: list[Any] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda **hook: hooks.append(hook))
+    monkeypatch.setattr(atexit, "register", hooks.append)
+    monkeypatch.setattr(atexit, "unregister", hooks.remove)
+    record(lambda _: torch.ones(1), recorder)
+    assert hooks == []
 
 
 @pytest.mark.parametrize("kind", ["directory", "file"])
