@@ -6,10 +6,12 @@ import importlib
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 import click
 
 from kcap.errors import FAILED, INSTALL_TORCH, USAGE, KcapError
+from kcap.system.standard_error import lossy_standard_error
 from kcap.version import __version__
 
 # name -> (module, one line of help): help is kept here so that `kcap --help` imports none of them
@@ -69,6 +71,11 @@ def group() -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line; a `KcapError` becomes one line on standard error and its exit code."""
+    with lossy_standard_error():
+        _run(args)
+
+
+def _run(args: Sequence[str] | None) -> NoReturn:
     try:
         sys.exit(group.main(args=args, prog_name="kcap", standalone_mode=False) or 0)
     except click.exceptions.Exit as stop:

@@ -16,6 +16,7 @@ from typing import Any
 from kcap.capture.controller import watchdog
 from kcap.capture.controller.terminal import Terminal
 from kcap.errors import KcapError
+from kcap.system.standard_error import write_nowhere
 
 LAST_LINES, LAST_ERRORS = 8, 5
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
@@ -232,5 +233,4 @@ def _drop_terminal() -> None:
         try:
             os.write(output, b"")
         except OSError:
-            with open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), output)
+            write_nowhere(output)

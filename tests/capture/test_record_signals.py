@@ -81,3 +81,21 @@ def test_a_recording_is_finished_when_its_terminal_is_gone(tmp_path: Path) -> No
     recording = kcap_package.load(tmp_path / "out")
     assert os.waitstatus_to_exitcode(status) == 0
     assert recording.metadata.complete
+
+
+@pytest.mark.parametrize("gone", ["pipe", "disk"])
+def test_a_recording_is_finished_when_its_standard_error_is_gone(gone: str, tmp_path: Path) -> None:
+    if gone == "pipe":
+        reader, errors = os.pipe()
+        os.close(reader)
+    else:
+        errors = os.open("/dev/full", os.O_WRONLY)
+    (tmp_path / "program.py").write_text(STEPS + SIGNALS)
+    words = ["record", "-o", str(tmp_path / "out"), "--", sys.executable, str(tmp_path / "program.py"), "2", "asks"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "kcap", *words], stderr=errors, timeout=120,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    os.close(errors)
+    assert ran.returncode == 0
+    assert kcap_package.load(tmp_path / "out").metadata.complete
