@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kcap.capture.session import Session, read_session
-from kcap.capture.shards.counts import is_alive, shard_process, window_over
+from kcap.capture.shards.counts import is_alive, shard_process, steps_so_far, window_over
 from kcap.capture.window.gate import (
     ANSWERED,
     ASKED,
@@ -144,7 +144,10 @@ def _set_window(session: Session, opened: bool) -> Answer:
 
 
 def _is_over(session: Session) -> bool:
-    return session.stop_file.exists() or window_over(Path(session.directory))
+    """Not yet where all processes so far have ended: a command may start its engine after others."""
+    directory = Path(session.directory)
+    enough = session.steps is not None and steps_so_far(directory)[1] >= session.steps
+    return session.stop_file.exists() or (enough and window_over(directory))
 
 
 def _gates(session: Session) -> dict[int, memoryview]:
@@ -214,7 +217,7 @@ def answer_text(answer: Answer, opened: bool) -> str:
     if not answer.changed:
         return f"the window is {state} already"
     if not answer.processes and not answer.silent:
-        return f"the window will be {state} when the engine is up: no process records yet"
+        return f"the window will be {state} when the engine is up: no process records now"
     all_of_them = answer.processes + len(answer.silent)
     silent = f"; no answer from {', '.join(map(str, answer.silent))} (stopped, or stuck?)" if answer.silent else ""
     return f"the window is {state}: {answer.processes} of {all_of_them} processes follow{silent}"

@@ -202,6 +202,18 @@ def test_a_process_that_starts_later_begins_as_the_window_is(tmp_path: Path) -> 
     assert steps_and_calls(finished(window, tmp_path)) == (2, 2)
 
 
+@pytest.mark.parametrize("steps", [None, 4])
+def test_the_window_outlasts_a_process_that_ended_before_the_engine_began(steps: int | None, tmp_path: Path) -> None:
+    session = made(tmp_path, window="manual", steps=steps)
+    opened(session).close()
+    answer = window_control.open_window(session)
+    assert answer == window_control.Answer(True, 0, [])
+    assert "open when the engine is up" in window_control.answer_text(answer, True)
+    counts.close_shards(session)
+    with pytest.raises(KcapError, match="closed for good"):
+        window_control.close_window(session)
+
+
 def test_a_shard_of_an_engine_that_began_in_a_recorded_process_is_that_process_s(tmp_path: Path) -> None:
     shard = Session(str(tmp_path), part="-vllm").shard()
     assert not counts.has_ended(shard.with_name(shard.name + ".counts"))
