@@ -8,6 +8,7 @@ library, orjson and (once an engine runs) torch only.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pkgutil
@@ -68,6 +69,10 @@ def activate(name: str) -> None:
         engines.find(name).hook(_own_window(name))
     except Exception as error:
         print(f"kcap: not recording this process: {type(error).__name__}: {error}", file=sys.stderr)
+        with contextlib.suppress(Exception):
+            from kcap.capture.session import Session
+
+            Session(os.path.dirname(os.environ["KCAP_SESSION"])).note_failure("window", error)
 
 
 def _own_window(name: str) -> Window:

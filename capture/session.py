@@ -5,6 +5,7 @@ Every process of the engine reads the Session. The Workload is the requests of a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -98,6 +99,16 @@ class Session:
     def shard(self) -> Path:
         """This process's shard, without its ending."""
         return Path(self.directory) / f"{socket.gethostname()}-{os.getpid()}{self.part}"
+
+    def note(self, line: dict[str, str]) -> None:
+        """Append a line to this process's notes, which are there without a recorder, too."""
+        stem = self.shard()
+        with contextlib.suppress(OSError), stem.with_name(stem.name + ".notes").open("ab") as file:
+            file.write(orjson.dumps(line) + b"\n")
+
+    def note_failure(self, tap: str, error: BaseException) -> None:
+        """Say in the Recording that a tap failed in this process: it is partial."""
+        self.note({"t": "tap", "name": tap, "status": "failed", "detail": f"{type(error).__name__}: {error}"})
 
     def write(self) -> None:
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

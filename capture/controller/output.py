@@ -62,6 +62,8 @@ def report_recording(recording: Recording, output: Path, failure: str = "") -> N
         from kcap.capture.fold import coverage
 
         click.echo("\n".join(coverage.coverage_lines(CoverageSummary.model_validate(metadata.coverage))), err=True)
+    if 0 < len(metadata.ranks) < metadata.world_size:
+        click.echo(f"kcap: {len(metadata.ranks)} of {metadata.world_size} ranks were recorded here", err=True)
     if failure:
         click.echo(f"kcap: {failure}", err=True)
     next_command = ["kcap", "show", str(output)]

@@ -36,6 +36,8 @@ from kcap.capture.fold.metadata import NEVER_OPENED
 from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import SESSION_VARIABLE, Session
 from kcap.capture.shards.counts import close_shards
+from kcap.capture.shards.lines import TapLine
+from kcap.capture.shards.reader import read_shards
 from kcap.capture.taps.kernels.fragments import CACHE_TAG
 from kcap.capture.turns.relay import turns_received
 from kcap.errors import KcapError
@@ -261,7 +263,15 @@ def explain_silence(session: Session, status: int | None, log: Path | None) -> N
     if status and log:
         lines = last_lines(log, status)
         raise KcapError(f"the engine did not start ({status_text(status)}):\n{lines}\n{_whole_output(session, log)}")
-    raise KcapError("no process of the engine had kcap in it: kcap doctor says whether its plugin is registered")
+    no_plugin = "no process of the engine had kcap in it: kcap doctor says whether its plugin is registered"
+    raise KcapError(_hooking_failures(session) or no_plugin)
+
+
+def _hooking_failures(session: Session) -> str:
+    """What failed in the processes that kcap was in, before they had its taps."""
+    lines = [line for shard in read_shards(Path(session.directory)) for line in shard.lines(TapLine)]
+    details = {line.detail for line in lines if (line.name, line.status) == ("window", "failed")}
+    return f"kcap could not hook the engine: {'; '.join(sorted(details))}" if details else ""
 
 
 def _whole_output(session: Session, log: Path) -> str:
@@ -271,6 +281,8 @@ def _whole_output(session: Session, log: Path) -> str:
 
 def _why_silent(session: Session, status: int | None) -> str:
     """By the marks that each Python process of the command left (see `kcap.capture.startup`)."""
+    if failures := _hooking_failures(session):
+        return failures
     directory = Path(session.directory)
     ended = f" ({status_text(status)})" if status else ""
     if lacking := sorted({path.read_text() for path in directory.glob("*.lacks-kcap")}):

@@ -8,7 +8,17 @@ from typing import Any
 
 from kcap.capture.fold.programs import Batch, Programs
 from kcap.capture.session import Session
-from kcap.capture.shards.counts import CLOSED, FAILED, LOOSE_STEPS, OFF_STEP, OVERFLOW, SAMPLES_SKIPPED, STEPS, TRACED
+from kcap.capture.shards.counts import (
+    CLOSED,
+    FAILED,
+    LOOSE_STEPS,
+    OFF_STEP,
+    OVERFLOW,
+    SAMPLES_SKIPPED,
+    SHARD_NAME,
+    STEPS,
+    TRACED,
+)
 from kcap.capture.shards.lines import GroupLine, NoteLine, ProcessLine, TapLine, WindowLine
 from kcap.capture.shards.reader import Shard
 from kcap.schemas.recording.recording import PHASES, Call, Metadata, Tap
@@ -25,7 +35,8 @@ RECORDERS = ("dispatcher", "dispatch_mode", "window")  # who fails when the reco
 def _taps(shards: list[Shard]) -> list[Tap]:
     taps = []
     for shard in shards:
-        rank, pid = shard.rank, shard.pid or 0
+        name = SHARD_NAME.fullmatch(shard.stem.name)  # a process that did not come to record has no other number
+        rank, pid = shard.rank, shard.pid or (int(name[2]) if name else 0)
         lines = shard.lines(TapLine)
         failures = [line for line in lines if line.name in RECORDERS and line.status == "failed"]
         taps += [Tap(name=line.name, rank=rank, pid=pid, status=line.status, detail=line.detail) for line in lines]

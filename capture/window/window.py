@@ -6,7 +6,6 @@ may close and open again (see `kcap.capture.window.gate`).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
@@ -135,23 +134,19 @@ class Lifecycle:
 
     def tap_failed(self, tap: str, error: BaseException) -> None:
         """One tap failed, and has switched itself off: noted, the others go on."""
-        self._note({"t": "tap", "name": tap, "status": "failed", "detail": f"{type(error).__name__}: {error}"})
+        self.session.note_failure(tap, error)
 
     def tap_absent(self, tap: str, detail: str) -> None:
         """What a tap looks into was not there."""
-        self._note({"t": "tap", "name": tap, "status": "absent", "detail": detail})
+        self.session.note({"t": "tap", "name": tap, "status": "absent", "detail": detail})
 
     def note(self, text: str) -> None:
         """Something that the Recording should tell, among its notes."""
-        self._note({"t": "note", "detail": text})
+        self.session.note({"t": "note", "detail": text})
 
     def _write_line(self, line: bytes) -> None:
         if self.recorder is not None:
             self.recorder.line(line)
-
-    def _note(self, line: dict[str, str]) -> None:
-        with contextlib.suppress(OSError), self._file(".notes").open("ab") as file:
-            file.write(orjson.dumps(line) + b"\n")
 
     def failed(self, error: BaseException) -> None:
         """Something of kcap's own failed: stop recording, and leave a note of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -13,15 +14,19 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from shard_lines import MATRIX, call, step_lines, write_shard
 
 import kcap as kcap_package
 from kcap.capture import activate, engines
 from kcap.capture.controller import frameworks
-from kcap.capture.controller.run import own_caches
+from kcap.capture.controller.output import report_recording
+from kcap.capture.controller.run import NoRecordingError, explain_silence, own_caches
 from kcap.capture.engines.pytorch import adapter
 from kcap.capture.engines.sglang import adapter as sglang_adapter
 from kcap.capture.engines.trtllm import adapter as trtllm_adapter
 from kcap.capture.engines.vllm import adapter as vllm_adapter
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import Session
 from kcap.capture.taps.kernels.fragments import CACHE_TAG
 from kcap.errors import CallError
 from kcap.system.native_build import Unavailable
@@ -97,6 +102,26 @@ def test_an_activation_that_fails_leaves_the_engine_alone(
     monkeypatch.setattr(activate, "_name", None)
     activate.activate_vllm()
     assert "kcap: not recording this process: FileNotFoundError" in capsys.readouterr().err
+
+
+def test_a_rank_whose_activation_fails_makes_the_recording_partial(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    session = Session(str(tmp_path / "shards"), command=["engine"])
+    session.write()
+    monkeypatch.setenv("KCAP_SESSION", str(session.file))
+    monkeypatch.setattr(activate, "_name", None)
+    activate.activate_nothing()
+    with pytest.raises(NoRecordingError, match=r"nothing was recorded: kcap could not hook the engine: .*nothing"):
+        explain_silence(session, 1, None)
+    write_shard(session, 0, [call(0, "aten::mm", MATRIX, MATRIX), *step_lines([0])], [3])
+    metadata = (recording := fold_session(session, tmp_path / "out")).metadata
+    assert not metadata.complete
+    assert [(tap.name, tap.pid) for tap in metadata.taps if tap.status == "failed"] == [("window", os.getpid())]
+    capsys.readouterr()
+    report_recording(recording, tmp_path / "out")
+    said = capsys.readouterr().err
+    assert f"window failed in process {os.getpid()}" in said and "1 of 2 ranks were recorded here" in said
 
 
 def test_each_engine_starts_the_model_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
