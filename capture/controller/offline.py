@@ -76,8 +76,6 @@ def record_model(
 
 def make_workload(offline: Offline, prompts: list[Prompt] | None) -> Workload:
     counts, lengths = len(as_list(offline.num_prompts)), len(as_list(offline.input_len))
-    if prompts and max(counts, lengths) > 1:
-        raise CallError("--prompts FILE is a single load: give one number for --num-prompts and --input-len, or none")
     if lengths not in (1, counts):
         raise CallError(
             f"--input-len has {lengths} numbers, --num-prompts {counts}: give one for all loads, or as many as those"

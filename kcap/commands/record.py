@@ -220,17 +220,19 @@ def _check_options(
 
 
 def check_engine_choice(model: str | None, command_line: Sequence[str]) -> None:
-    """CallError where neither or both of a model and a COMMAND are given, or a COMMAND with a model's options."""
+    """CallError where neither or both of a model and a COMMAND are given, or options that would not be heeded then."""
     if (model is None) == (not command_line):
         raise CallError("give either --model MODEL or -- COMMAND")
     if command_line:
         _refuse([field.name for field in fields(Offline) if field.name != "framework"])
+    if _option_given("prompts") is not None and any(_option_given(name) for name in ("num_prompts", "input_len")):
+        raise CallError("--prompts FILE has the prompts: leave --num-prompts and --input-len out")
 
 
 def check_client(client: str | None, ready: str | None, command_line: Sequence[str]) -> None:
     """CallError for a client without a server, or what is of a client without one."""
-    if client is None and ready is not None:
-        raise CallError("--ready is of a --client: give that, too")
+    if client is None and (ready is not None or _option_given("ready_timeout") is not None):
+        raise CallError(f"{'--ready-timeout' if ready is None else '--ready'} is of a --client: give that, too")
     if client is not None and not command_line:
         raise CallError("--client needs a server: give -- COMMAND")
 

@@ -94,10 +94,12 @@ def test_lengths_that_do_not_pair_are_an_error(counts: str, lengths: str, starte
     assert said == f"{many}: give one for all loads, or as many as those"
 
 
-@pytest.mark.parametrize("words", [("--num-prompts", "1,2"), ("--input-len", "1,2")])
-def test_prompts_of_a_file_are_a_single_load(words: tuple[str, str], started: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("--num-prompts", 8), ("--input-len", "1,2")])
+def test_prompts_of_a_file_have_their_own_number_and_lengths(
+    words: tuple[str, object], started: Any, tmp_path: Path
+) -> None:
     (tmp_path / "p.jsonl").write_text("[1, 2]\n")
-    assert "--prompts FILE is a single load" in started("--prompts", tmp_path / "p.jsonl", *words)
+    assert "--prompts FILE has the prompts" in started("--prompts", tmp_path / "p.jsonl", *words)
     assert started("--prompts", tmp_path / "p.jsonl")["workload"]["prompts"] == [[1, 2]]
 
 

@@ -35,6 +35,7 @@ Kcap = Callable[..., Any]
             )
         ],
         (("--ready", "http://127.0.0.1:1/", "--", "my-server"), "--ready is of a --client"),
+        (("--ready-timeout", "0", "--", "my-server"), "--ready-timeout is of a --client"),
         (("--client", "true", "--model", "kcap/tiny-llama"), "--client needs a server"),
     ],
 )
