@@ -101,8 +101,8 @@ def _batches(programs: Programs, batches: list[Batch]) -> list[dict[str, Any]]:
 
 
 def _is_whole(shard: Shard) -> bool:
-    """Whether the process closed its shard with nothing failed, and nothing run that no tap records."""
-    if any(line.status in ("off", "failed") for line in shard.lines(TapLine)):
+    """Whether the process closed its shard with nothing failed or torn, and nothing run that no tap records."""
+    if shard.damaged or any(line.status in ("off", "failed") for line in shard.lines(TapLine)):
         return False
     return not shard.process or (bool(shard.header(CLOSED)) and not shard.header(FAILED))
 

@@ -163,6 +163,18 @@ def test_a_program_with_a_call_that_is_missing_is_left_out(session: Session, sha
     assert len(recording.programs) == 1
 
 
+def test_a_torn_line_makes_the_recording_partial_though_its_shard_was_closed(
+    session: Session, shard: Write, tmp_path: Path
+) -> None:
+    stem = shard(0, [call(0, "x::a", MATRIX), call(1, "x::b", MATRIX), *step_lines([0, 1])], [3])
+    assert merged(session, tmp_path, "whole").metadata.complete
+    lines = stem.with_suffix(".jsonl")
+    lines.write_bytes(lines.read_bytes().replace(b"x::b", b"x::b\xff"))
+    metadata = merged(session, tmp_path, "torn").metadata
+    assert (metadata.steps, metadata.complete) == ({}, False)
+    assert "rank 0 (process 100): 1 torn lines left out" in metadata.notes
+
+
 def test_a_step_that_had_not_ended_has_no_line(session: Session, shard: Write, tmp_path: Path) -> None:
     steps = [
         {"t": "step", "index": i, "program": 0, "phase": 1, "tokens": 4, "sequences": 4, "lengths": [i]}
