@@ -70,9 +70,9 @@ def activate(name: str) -> None:
     except Exception as error:
         print(f"kcap: not recording this process: {type(error).__name__}: {error}", file=sys.stderr)
         with contextlib.suppress(Exception):
-            from kcap.capture.session import Session
+            from kcap.capture.session import Session, failure_line
 
-            Session(os.path.dirname(os.environ["KCAP_SESSION"])).note_failure("window", error)
+            Session(os.path.dirname(os.environ["KCAP_SESSION"])).note(failure_line("window", error))
 
 
 def _own_window(name: str) -> Window:

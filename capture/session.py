@@ -5,7 +5,6 @@ Every process of the engine reads the Session. The Workload is the requests of a
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import socket
@@ -101,14 +100,10 @@ class Session:
         return Path(self.directory) / f"{socket.gethostname()}-{os.getpid()}{self.part}"
 
     def note(self, line: dict[str, str]) -> None:
-        """Append a line to this process's notes, which are there without a recorder, too."""
+        """Append a line to this process's notes, which are there without a recorder, too; OSError on a full disk."""
         stem = self.shard()
-        with contextlib.suppress(OSError), stem.with_name(stem.name + ".notes").open("ab") as file:
+        with stem.with_name(stem.name + ".notes").open("ab") as file:
             file.write(orjson.dumps(line) + b"\n")
-
-    def note_failure(self, tap: str, error: BaseException) -> None:
-        """Say in the Recording that a tap failed in this process: it is partial."""
-        self.note({"t": "tap", "name": tap, "status": "failed", "detail": f"{type(error).__name__}: {error}"})
 
     def write(self) -> None:
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,6 +114,11 @@ class Session:
 
 def read_session(path: str | os.PathLike[str]) -> Session:
     return Session(**orjson.loads(Path(path).read_bytes()))
+
+
+def failure_line(tap: str, error: BaseException) -> dict[str, str]:
+    """The line of a tap that failed: the Recording is partial."""
+    return {"t": "tap", "name": tap, "status": "failed", "detail": f"{type(error).__name__}: {error}"}
 
 
 PROFILE_ENDING = ".trace.json"

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from kcap.capture.session import Session
+from kcap.capture.session import Session, failure_line
 from kcap.capture.turns.exchange import (
     Exchange,
     describe_answer,
@@ -94,7 +94,7 @@ def read_lines(directory: Path) -> list[bytes]:
 
 
 def note_failure(session: Session, error: Exception) -> None:
-    """Say in the Recording that no further turn is written; the first reason counts."""
-    line = {"t": "tap", "name": "agent_trace", "status": "failed", "detail": f"{type(error).__name__}: {error}"}
-    with contextlib.suppress(OSError), (Path(session.directory) / NOTES).open("xb") as file:
-        file.write(orjson.dumps(line) + b"\n")
+    """Say in the Recording that no further turn is written; the first reason that can be written counts."""
+    with contextlib.suppress(OSError), (Path(session.directory) / NOTES).open("ab") as file:
+        if not file.tell():
+            file.write(orjson.dumps(failure_line("agent_trace", error)) + b"\n")

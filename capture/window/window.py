@@ -18,7 +18,7 @@ import orjson
 
 from kcap.capture.recorder import open_recorder
 from kcap.capture.recorder.recorder import Recorder
-from kcap.capture.session import PROFILE_ENDING, REGISTERED_ENDING, Session
+from kcap.capture.session import PROFILE_ENDING, REGISTERED_ENDING, Session, failure_line
 from kcap.capture.taps.all import Taps
 from kcap.capture.window import gate
 from kcap.capture.window.gate import Gate
@@ -48,6 +48,7 @@ class Lifecycle:
         self._reason = ""  # why the recorder is not the native one
         self._begun = self._started = self._loose = self._closed = self._failed = self._paused = False
         self._steps = self._first = 0
+        self._unwritten: list[dict[str, str]] = []  # notes
         self._gate: Gate | None = None
         self._profiled = ProfiledSteps(None, self.tap_failed)
         self._shape: StepShape | None = None  # of the step under way
@@ -134,19 +135,25 @@ class Lifecycle:
 
     def tap_failed(self, tap: str, error: BaseException) -> None:
         """One tap failed, and has switched itself off: noted, the others go on."""
-        self.session.note_failure(tap, error)
+        self._note(failure_line(tap, error))
 
     def tap_absent(self, tap: str, detail: str) -> None:
         """What a tap looks into was not there."""
-        self.session.note({"t": "tap", "name": tap, "status": "absent", "detail": detail})
+        self._note({"t": "tap", "name": tap, "status": "absent", "detail": detail})
 
     def note(self, text: str) -> None:
         """Something that the Recording should tell, among its notes."""
-        self.session.note({"t": "note", "detail": text})
+        self._note({"t": "note", "detail": text})
 
     def _write_line(self, line: bytes) -> None:
         if self.recorder is not None:
             self.recorder.line(line)
+
+    def _note(self, line: dict[str, str]) -> None:
+        try:
+            self.session.note(line)
+        except OSError:  # the disk may have room again when the shard is closed
+            self._unwritten.append(line)
 
     def failed(self, error: BaseException) -> None:
         """Something of kcap's own failed: stop recording, and leave a note of it."""
@@ -187,6 +194,7 @@ class Lifecycle:
         if self.recorder is not None:
             self.recorder.forget()
         self.recorder, self.open, self._shape, self._gate = None, False, None, None
+        self._unwritten = []
         self._profiled = ProfiledSteps(None, self.tap_failed)
         self._lock = threading.Lock()
         self.requests = Requests(self._write_line)
@@ -236,6 +244,8 @@ class Lifecycle:
                 self.requests.close()
             self.taps.uninstall()
             if self.recorder is not None:
+                for note in self._unwritten:
+                    self.recorder.line(orjson.dumps(note))
                 self.recorder.close()
             self._undo_at_exit()
 

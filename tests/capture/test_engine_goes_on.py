@@ -14,8 +14,10 @@ import torch
 from fake_graphs import Engine, captured, counts, health
 
 from kcap.capture.engines.vllm.adapter import Steps, _hook_graphs
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import Session
 from kcap.capture.taps import cuda_graphs
-from kcap.capture.window.window import StepShape
+from kcap.capture.window.window import StepShape, Window
 
 X = torch.ones(4, 4)
 LENGTHS = torch.zeros(2, dtype=torch.int32)
@@ -167,6 +169,28 @@ def test_samples_of_a_call_in_many_graphs_spread_over_the_run(kind: Any, tmp_pat
         engine.step("decode", *(graph.replay for graph in graphs))
     steps = [sample.step or 0 for sample in engine.close().samples]
     assert len(steps) == 4 and min(steps) < 900
+
+
+@pytest.mark.parametrize("recorder", ["native", "python"])
+@pytest.mark.parametrize("tap", ["window", "triton"])
+def test_a_failure_that_a_full_disk_kept_from_the_notes_is_in_the_shard(
+    recorder: str, tap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(str(tmp_path / "shards"), recorder=recorder)
+    session.write()
+    window = Window(session)
+    window.start()
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "note", full)
+        window.failed(KeyError("x")) if tap == "window" else window.tap_failed(tap, KeyError("x"))
+    window.close()
+    metadata = fold_session(session, tmp_path / "out").metadata
+    assert [(t.name, t.detail) for t in metadata.taps if t.status == "failed"] == [(tap, "KeyError: 'x'")]
+    assert not metadata.complete
 
 
 def test_a_window_that_never_opened_gives_everything_back(kind: Any, tmp_path: Path) -> None:

@@ -422,6 +422,14 @@ def test_a_full_disk_ends_the_trace_and_not_the_server(session: Session, monkeyp
     assert b"No space left" in notes.read_bytes()
 
 
+def test_a_reason_that_could_not_be_written_leaves_room_for_the_next(session: Session) -> None:
+    (Path(session.directory) / log.NOTES).touch()  # as a full disk leaves it
+    for reason in ("first", "second"):
+        log.note_failure(session, OSError(reason))
+    assert (Path(session.directory) / log.NOTES).read_bytes().count(b"OSError") == 1
+    assert b"first" in (Path(session.directory) / log.NOTES).read_bytes()
+
+
 def test_outside_a_recording_it_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SESSION_VARIABLE, raising=False)
     assert b"".join(ask(TurnRecorder(Server(real("plain.json"))), question(USER))) == (REAL / "plain.json").read_bytes()
