@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import ModuleType
 from typing import Any
 
 PARTIALS = (functools.partial, functools.partialmethod)
+_PARTIAL_IDS = frozenset(map(id, PARTIALS))
 
 
 MARK = "__kcap__"  # an attribute of every wrapper
@@ -46,7 +47,10 @@ class Patches:
 
     def rebind(self, holder: Any) -> None:
         """Replace every other name of `holder` that is one of the originals, or a partial of one."""
-        for name, value in list(namespace(holder).items()):
+        names = dict(namespace(holder))
+        if not self._may_be_among(names.values()):
+            return
+        for name, value in names.items():
             wrapper = self._wrapper_of(value)
             if wrapper is not None:
                 self._set(holder, name, value, wrapper)
@@ -63,6 +67,12 @@ class Patches:
                 setattr(holder, name, original)
         self._done.clear()
         self._replaced.clear()
+
+    def _may_be_among(self, values: Collection[Any]) -> bool:
+        """Whether an original or any partial is; told in C, as an engine's thousands of modules hardly have one."""
+        if self._replaced.keys().isdisjoint(map(id, values)):
+            return bool(self._replaced) and not _PARTIAL_IDS.isdisjoint(map(id, map(type, values)))
+        return True
 
     def _wrapper_of(self, value: Any) -> Any:
         if id(value) in self._replaced:

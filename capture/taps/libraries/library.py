@@ -160,7 +160,7 @@ class LibraryTap:
     def __init__(self, name: str, packages: Sequence[str], listener: Listener, find: Finder) -> None:
         self.calls = Calls(name, listener)
         self._find = find
-        self._packages = packages
+        self._inside = tuple(f"{package}." for package in packages)
         self._patches = Patches()
         self._sizes: dict[str, int] = {}
         self._found = 0
@@ -189,7 +189,7 @@ class LibraryTap:
 
     def _refresh(self) -> None:
         grown = {name: module for name, module in list(sys.modules.items()) if self._has_grown(name, module)}
-        own = [module for name, module in grown.items() if self._is_own(name)]
+        own = [module for name, module in grown.items() if f"{name}.".startswith(self._inside)]
         before = len(self)
         self._found += sum(self._replace_in(module) for module in own)
         modules = list(sys.modules.items()) if len(self) > before else list(grown.items())
@@ -202,9 +202,6 @@ class LibraryTap:
         for holder in {holder for holder, _, _ in functions if isinstance(holder, type)}:
             self._patches.rebind(holder)
         return len(functions)
-
-    def _is_own(self, name: str) -> bool:
-        return any(name == package or name.startswith(f"{package}.") for package in self._packages)
 
     def _has_grown(self, name: str, module: Any) -> bool:
         size = len(namespace(module)) if isinstance(module, ModuleType) else 0
