@@ -57,8 +57,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """`kcaplib` with `ops`, re-exported by the package and imported by `kcapuser`; `late` is imported by nobody."""
     files = {"__init__.py": "from kcaplib.ops import *", "ops.py": SOURCE, "late.py": "def late(x):\n    return x"}
     write_package(tmp_path, "kcaplib", files)
-    user = "from kcaplib import double as mine, thrice as fixed\nlate = None"
-    write_package(tmp_path, "kcapuser", {"__init__.py": user})
+    user = "from kcaplib import double as mine\nfrom kcapuser import bound\nlate = None"
+    bound = "import functools, kcaplib\nfixed = functools.partial(kcaplib.double, times=3)"
+    write_package(tmp_path, "kcapuser", {"__init__.py": user, "bound.py": bound})
     monkeypatch.syspath_prepend(str(tmp_path))
     yield from imported(sys.modules, "kcaplib", "kcapuser")
 
@@ -277,7 +278,7 @@ def test_a_consumer_that_imported_the_function_first_is_recorded(heard: Heard) -
     user = load("kcapuser")
     tap(heard)
     user.mine(X)
-    user.fixed(X)
+    user.bound.fixed(X)
     assert heard.operators == ["lib::double", "lib::double"]
 
 
