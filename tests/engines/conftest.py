@@ -65,12 +65,18 @@ def environment(tmp_path_factory: pytest.TempPathFactory, own_key: None) -> dict
 
 
 @pytest.fixture(scope="session")
-def kcap_record(environment: dict[str, str]) -> Kcap:
-    """`kcap_record(output, words…, env={…})` runs `kcap record`."""
+def one_process(environment: dict[str, str]) -> dict[str, str]:
+    """An offline vLLM's engine and worker are in the process that asks them: in its own each imports all of vLLM."""
+    return {**environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+@pytest.fixture(scope="session")
+def kcap_record(one_process: dict[str, str]) -> Kcap:
+    """`kcap_record(output, words…, NAME="VALUE")` runs `kcap record`, with these variables in its environment, too."""
 
     def run(output: Path, *words: object, **more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", KCAP, "record", "-o", str(output), *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=600, env={**environment, **more})
+        return subprocess.run(command, capture_output=True, text=True, timeout=600, env={**one_process, **more})
 
     return run
 

@@ -2,11 +2,11 @@
 
 import torch
 
-# vLLM's library for a CPU without AVX-512 has neither products nor collectives of its own.
+# vLLM's library for a CPU without AVX-512 has no collectives of its own, and products of float32 alone.
 AVX512 = torch.cpu._is_avx512_supported()
 AMX = torch.cpu._is_amx_tile_supported()
 # With AMX small weights are packed, the others oneDNN's.
-LINEARS = ("_C::onednn_mm", "_C::weight_packed_linear") if AVX512 else ("aten::linear",)
+LINEARS = ("_C::onednn_mm", "_C::weight_packed_linear" if AVX512 else "aten::linear")
 LINEAR = "linear"
 
 

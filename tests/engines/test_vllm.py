@@ -49,7 +49,7 @@ PROMPTS = [CHUNKED, LONG, LONG, CHUNKED]
 def alone(tmp_path_factory: pytest.TempPathFactory, offline: Kcap) -> Recording:
     """One request at a time, in chunks of 64 tokens: every step is known beforehand."""
     output = tmp_path_factory.mktemp("alone") / "out"
-    ran = offline(output, PROMPTS, *one_at_a_time())
+    ran = offline(output, PROMPTS, *one_at_a_time(), VLLM_ENABLE_V1_MULTIPROCESSING="1")
     assert ran.returncode == 0, ran.stderr
     return kcap.load(output)
 

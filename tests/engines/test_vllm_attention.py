@@ -43,12 +43,12 @@ ENGINE = [
 
 
 @pytest.fixture(scope="module")
-def kcap(environment: dict[str, str]) -> Callable[..., str]:
+def kcap(one_process: dict[str, str]) -> Callable[..., str]:
     """`kcap(words…)`: what it prints."""
 
     def run(*words: object) -> str:
         command = [sys.executable, "-m", "kcap", *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=one_process)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
