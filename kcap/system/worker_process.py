@@ -126,9 +126,10 @@ class Worker:
         self.restarts += 1
         try:
             self._send(self.session)
-            self.environment = cast("Environment", self._receive(START_LIMIT_S))
-            if "error" in self.environment:
-                raise CallError(self.environment["error"])
+            environment = cast("Environment", self._receive(START_LIMIT_S))
+            if "error" in environment:
+                raise CallError(environment["error"])
+            self.environment = environment
             self._receive(START_LIMIT_S)  # that it is ready
         except (Died, TimeoutError) as death:
             raise KcapError(f"{self.module} does not start: {death or 'no answer'}") from None

@@ -59,6 +59,7 @@ def test_a_worker_that_cannot_be_started_again_fails_what_is_left(monkeypatch: p
             assert answer["status"] == "failed"
             assert answer["reason"].startswith("the worker could not be started again: ")
         assert worker.restarts == 1
+        assert worker.environment["device"] == "cpu", "where the others were timed"
 
 
 def test_a_worker_that_never_started_is_the_users_to_mend() -> None:
