@@ -145,6 +145,8 @@ def compare_families(a: Contents, b: Contents, measured: tuple[Path, ...]) -> Fa
         raise CallError("--measurements is given twice: of A, then of B")
     from kcap.schemas.derive.engine_comparison import compare_engines
 
+    if not any(a.metadata.steps.values()) and not any(b.metadata.steps.values()):
+        raise CallError("neither Recording has steps, of which counts would be compared: compare them --by call")
     first, second = measured or (None, None)
     return compare_engines(_recorded(a, first), _recorded(b, second))
 

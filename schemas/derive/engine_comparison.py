@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from kcap.errors import CallError
 from kcap.schemas.derive.derive import FamilyMatches, match_families
 from kcap.schemas.derive.generic.family import family_of_work
 from kcap.schemas.recording.operators import base_of
@@ -200,9 +199,6 @@ class ComparedRecording:
 
 
 def compare_engines(a: ComparedRecording, b: ComparedRecording) -> FamilyDiff:
-    """CallError where neither has steps."""
-    if not any(a.metadata.steps.values()) and not any(b.metadata.steps.values()):
-        raise CallError("neither Recording has steps, of which counts would be compared: compare them --by call")
     first, second = _ComparedSide(a), _ComparedSide(b)
     steps = {phase: (a.metadata.steps.get(phase, 0), b.metadata.steps.get(phase, 0)) for phase in DECODE_FIRST}
     return FamilyDiff(
