@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import orjson
 
@@ -29,7 +29,7 @@ class Totals:
     prompt: int
     cached: int
     generates: bool = True
-    blocks: list[int] = field(default_factory=list)  # of the prompt, until they are written
+    tokens: Sequence[int] | None = None  # the prompt's, until it has a line
     number: int = -1  # by which the shard's lines name it; -1: none yet
     first: int = -1  # its first counted step; -1: none yet
     computed: int = 0
@@ -86,9 +86,7 @@ class Requests:
         known = self._totals.get(name)
         if known is None or known.prompt != prompt:
             self.finish(name)
-            hashes = self.blocks if self._numbers < MAX_REQUESTS else None
-            blocks = hashes.of(tokens) if hashes is not None and tokens else []
-            self._totals[name] = Totals(prompt, min(cached, prompt), generates, blocks)
+            self._totals[name] = Totals(prompt, min(cached, prompt), generates, tokens if self.blocks else None)
 
     def numbers(self, names: list[str]) -> list[int]:
         """By which the lines of steps name requests."""
@@ -123,10 +121,10 @@ class Requests:
 
     def _give_number(self, totals: Totals) -> None:
         totals.number, self._numbers = self._numbers, self._numbers + 1
-        if totals.blocks and self.blocks is not None and totals.number < MAX_REQUESTS:
-            line = {"number": totals.number, "size": self.blocks.size, "blocks": totals.blocks}
+        if totals.tokens and self.blocks is not None and totals.number < MAX_REQUESTS:
+            line = {"number": totals.number, "size": self.blocks.size, "blocks": self.blocks.of(totals.tokens)}
             self._write(orjson.dumps({"t": "prompt", **line}))
-        totals.blocks = []
+        totals.tokens = None
 
     def finish(self, name: str, returned: int | None = None) -> None:
         """The engine is done with a request; one that ran in no counted step leaves nothing.
