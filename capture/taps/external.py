@@ -100,8 +100,13 @@ class Externals:
             return
         self._directory.mkdir(mode=0o700, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self._directory, prefix=".", delete=False) as file:
-            file.write(text)
-        os.replace(file.name, self._directory / name)
+            try:
+                file.write(text)
+                file.flush()
+                os.replace(file.name, self._directory / name)
+            except BaseException:
+                os.unlink(file.name)
+                raise
         self._written.add(name)
 
     def kernel_name(self, name: str, function: str) -> None:
