@@ -18,7 +18,7 @@ from kcap.bench.run.executors.local import choose_device
 from kcap.bench.run.options import Options
 from kcap.bench.run.output import KeptOutcomes, solution_key
 from kcap.bench.run.subject import PreparedDataset, Subject, open_subject
-from kcap.bench.run.summary.baseline import measured_baseline
+from kcap.bench.run.summary.baseline import Measured, measured_baseline
 from kcap.bench.solutions import FoundSolution, RefusedSolution, read_solutions
 from kcap.errors import CallError
 from kcap.replay.datasets.workloads import UNCOUNTED_PHASES, WorkloadWeights, workload_weights
@@ -34,7 +34,7 @@ AddOutcome = Callable[[Outcome], object]
 
 @dataclass(frozen=True)
 class BenchRun:
-    """`workloads`: by Definition, those to judge on. `device`: cpu, cuda or cuda:N."""
+    """`workloads`: by Definition, those to judge on. `device`: cpu, cuda or cuda:N. `measured`: by `measurements`."""
 
     options: Options
     subject: Subject
@@ -43,6 +43,8 @@ class BenchRun:
     workloads: Mapping[str, Sequence[Workload]]
     weights: WorkloadWeights
     device: str
+    measurements: Sequence[Measurement]
+    measured: Measured | None
 
     @property
     def record(self) -> RunRecord:
@@ -156,11 +158,11 @@ def open_run(options: Options) -> BenchRun:
         raise CallError(f"{options.solutions}: no Solution of a Definition that matches --op")
     device = choose_device(options.device, subject.home)
     find_executor(options.executor).check(device, options.threads)
-    if options.measurements is not None:  # else what is wrong with them would be found in the end
-        measured_baseline(list(read_measurements(options.measurements)), subject.counts, subject.calls)
+    measurements = list(read_measurements(options.measurements)) if options.measurements is not None else None
+    measured = None if measurements is None else measured_baseline(measurements, subject.counts, subject.calls)
     weights = workload_weights(subject.counts)
     workloads = choose_workloads(subject, weights, options.workloads)
-    return BenchRun(options, subject, solutions, refused, workloads, weights, device)
+    return BenchRun(options, subject, solutions, refused, workloads, weights, device, measurements or [], measured)
 
 
 def _threads(options: Options) -> int | None:

@@ -174,8 +174,9 @@ class Results:
         }
 
     def _part(self, status: Status) -> dict[str, Any]:
-        count = self.count_of(status)
-        return {"calls": len(self.of(status)), "count": count, "share": count / self.count if self.count else 0.0}
+        """A Call whose phases differ is in several."""
+        count, calls = self.count_of(status), sum(row.count_of(status) > 0 for row in self.rows)
+        return {"calls": calls, "count": count, "share": count / self.count if self.count else 0.0}
 
     def _reasons(self, status: Status) -> list[dict[str, Any]]:
         return [{"reason": reason, "calls": calls, "count": n} for reason, calls, n in self.reasons(status)]

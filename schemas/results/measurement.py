@@ -166,7 +166,9 @@ def on_the_device(measurements: Sequence[Measurement]) -> list[Measurement]:
 
 
 def of_phase(measurements: Sequence[Measurement], phase: str) -> Sequence[Measurement]:
-    """Those that stand for `phase`: its Samples' own, or all where it has none."""
+    """A Call's lines that stand for `phase`: its Samples' own, or all if it has none; none if it was not replayed."""
+    if any(line.counts and phase not in line.counts for line in measurements):
+        return []
     return [line for line in measurements if not line.phases or phase in line.phases] or measurements
 
 

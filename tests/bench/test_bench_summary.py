@@ -236,6 +236,13 @@ def test_of_one_phase_replayed_totals_and_savings_are_that_phases_alone():
     assert saved[ALL_PHASES].saved_us == pytest.approx(10 * 10 + 30 * 15)
 
 
+def test_measurements_that_do_not_tell_their_counts_by_phase_have_those_of_the_call():
+    older = [measured(0, 20, counts={}), measured(1, 20, counts={})]
+    assert measured_baseline(older, TWO, CALLS) == measured_baseline([measured(0, 20), measured(1, 20)], TWO, CALLS)
+    one_phase = [measured(0, 20, count=10, counts={}), measured(1, 20)]
+    assert measured_baseline(one_phase, TWO, CALLS).totals == {"all": 200, "decode": 600}
+
+
 def test_measurements_of_other_calls_are_refused():
     with pytest.raises(CallError, match="no call of PATH"):
         measured_baseline([measured(0, 20, key="0123456789ab")], TWO, CALLS)

@@ -73,12 +73,12 @@ def measured_baseline(
     lines = on_the_device(measurements)
     by_call: dict[int, list[Measurement]] = defaultdict(list)
     by_workload: dict[WorkloadKey, list[Measurement]] = defaultdict(list)
-    call_id = _numbers(calls)
+    call_id, by_id = _numbers(calls), {call.id: call for call in calls}
     for line in lines:
         if line.definition is not None and line.workload is not None:
             by_workload[line.definition, line.workload].append(line)
         elif (call := call_id(line)) is not None:
-            by_call[call].append(line)
+            by_call[call].append(_with_counts(line, by_id.get(call)))
     return _of_calls(by_call, counts) if by_call else _of_workloads(by_workload, workload_weights(counts))
 
 
@@ -98,6 +98,16 @@ def _numbers(calls: Sequence[Call]) -> Callable[[Measurement], int | None]:
         return ids[line.key][0]
 
     return call_id
+
+
+def _with_counts(line: Measurement, call: Call | None) -> Measurement:
+    """With the counts that it lacks (those of older versions do), where all phases of `call` were replayed."""
+    if line.counts or call is None or line.count != call.total:
+        return line
+    by_phase: Counter[str] = Counter()
+    for count in call.counts:
+        by_phase[count.phase] += count.count
+    return line.model_copy(update={"counts": dict(by_phase)})
 
 
 def measurements_of(
@@ -126,7 +136,7 @@ def _of_calls(timed: Mapping[int, Timed], counts: Sequence[WorkloadCount]) -> Me
         for of, phases in workload_weights(held).items():
             of_call = timed.get(call, ())
             replayed = (of_call[0].counts if of_call else None) or phases
-            times_by_phase = _times(of_call, {phase: n for phase, n in phases.items() if phase in replayed})
+            times_by_phase = _times(of_call, phases)
             times[of].update(times_by_phase)
             if any(n and phase in replayed and phase not in times_by_phase for phase, n in phases.items()):
                 incomplete.add(of)

@@ -13,12 +13,10 @@ from kcap.bench.run.summary.baseline import (
     References,
     count_doubtful,
     different_caches,
-    measured_baseline,
     why_not_comparable,
 )
 from kcap.bench.run.summary.score import Saving, Score, best_scores, savings, score_key, score_solutions, sum_savings
 from kcap.replay.datasets.workloads import UNCOUNTED_PHASES
-from kcap.schemas.results import measurement as measurements_file
 from kcap.schemas.results.bench_run import Machine, RefusedFile
 from kcap.schemas.results.outcome import Outcome
 
@@ -128,15 +126,13 @@ def _short(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def _baseline(bench_run: BenchRun, outcomes: Sequence[Outcome]) -> tuple[Baseline, list[str]]:
-    path, subject = bench_run.options.measurements, bench_run.subject
-    if path is None:
+    path, measurements, base = bench_run.options.measurements, bench_run.measurements, bench_run.measured
+    if base is None:
         return References(), []
-    measurements = list(measurements_file.read_measurements(path))
     if (reason := why_not_comparable(measurements, outcomes)) is not None:
         return References(), [f"{path}: {reason}: not compared"]
     different = different_caches(measurements, outcomes)
     note = [f"{path}: {different}"] if different else []
-    base = measured_baseline(measurements, subject.counts, subject.calls)
     if count := count_doubtful(outcomes, base, bench_run.weights):
         note.append(f"{path}: {SLOWER.format(count)}")
     return base, note
