@@ -53,7 +53,7 @@ def test_an_output_and_what_is_read_for_it_lie_apart(output: Path) -> None:
 
 def test_files_are_not_written_over_what_is_read(output: Path) -> None:
     file = output / "m.jsonl"
-    check_files(file, False, [output.parent / "recording"])
+    check_files(file, False, [output])
     file.touch()
     with pytest.raises(CallError, match="already exists: pass --force"):
         check_files(file, False, [])

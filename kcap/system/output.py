@@ -55,13 +55,14 @@ def check_output(
 def check_files(output: Path, force: bool, sources: Iterable[Path], folder: bool = False) -> None:
     """CallError unless the file `output`, or those in the `folder` of that name, are free or may be overwritten.
 
-    `sources` are read: it may neither be one of them nor lie in one.
+    `sources` are read, and nothing in them is overwritten.
     """
-    if output.exists():
-        if output.is_dir() is not folder:
-            raise CallError(f"{output} is {'no ' if folder else 'a '}directory: choose another -o")
-        if not force:
-            raise CallError(f"{output}: already exists: pass --force")
+    if not output.exists():
+        return
+    if output.is_dir() is not folder:
+        raise CallError(f"{output} is {'no ' if folder else 'a '}directory: choose another -o")
+    if not force:
+        raise CallError(f"{output}: already exists: pass --force")
     _check_outside(output, sources)
 
 
