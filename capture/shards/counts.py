@@ -19,10 +19,12 @@ LAYER_NAMES = ("layer_name", "layer_id")  # by which an engine's operator looks 
 # The layout of native/shard.h.
 MAGIC = 0x31304341504B0A
 MAX_BATCHES, MAX_CALLS, PHASE_COUNT, HEADER = 1 << 16, 1 << 17, 4, 64
-MAX_EXACT = 256  # calls of one operator; further ones are rounded
-MAX_KEYS = 1 << 18  # signatures whose call is remembered
 CLOSED, FAILED, STEPS, OVERFLOW, TRACED, OFF_STEP, SAMPLES_SKIPPED, LOOSE_STEPS = 1, 2, 3, 4, 5, 6, 7, 16
 BYTES = 8 * (HEADER + MAX_BATCHES + MAX_CALLS * PHASE_COUNT)
+
+# The bounds of native/state.h.
+MAX_EXACT = 256  # calls of one operator; further ones are rounded
+MAX_KEYS = 1 << 18  # signatures whose call is remembered
 
 
 class Counts:

@@ -63,7 +63,7 @@ def command(
         return export_turns(path, target, output, force)
     chosen = find_exporter(target)
     if measurements is not None and not chosen.takes_times:
-        raise CallError(f"--measurements: {target} holds no times: leave it out")
+        raise CallError(f"--measurements: {target} takes no times: leave it out")
     if measurements is not None and not measurements.is_file():
         raise CallError(f"{measurements}: no such file (kcap replay PATH -o {measurements} writes one)")
     contents = open_contents(path, allow_truncated)

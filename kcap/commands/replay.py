@@ -99,7 +99,7 @@ def command(
     PATH is a Recording, a BackendBench trace file or parquet, or a FlashInfer-Bench dataset. Of a dataset, each
     Definition's reference is timed on each of its Workloads: that is code, which runs only with --trust, unless you
     exported the dataset here yourself. Each kernel runs in a child process with a time limit. Exit code: 0 all
-    replayed, 1 a kernel failed, 3 some were skipped.
+    replayed, 1 a kernel failed, 3 some were skipped, if only on one of their Samples.
 
     With --program: the most frequent step of each phase, use of graphs and padded size, or the one of --step, as a
     whole, in one CUDA graph if possible. With --compare-engine: the steps that kcap record --check-coverage profiled,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 
 import kcap
 from kcap.capture.recorder import fallback_tables
-from kcap.capture.shards.counts import LOOSE_STEPS, STEPS
+from kcap.capture.shards.counts import LOOSE_STEPS, MAX_BATCHES, MAX_CALLS, MAX_EXACT, MAX_KEYS, STEPS
 from kcap.capture.shards.lines import ProgramLine
 from kcap.capture.shards.reader import read_shard
 from kcap.errors import CallError
@@ -210,3 +211,13 @@ def test_what_makes_jagged_of_padded_is_counted(record: Record, counted: Counted
     jagged = torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(5, 8)], layout=torch.jagged).requires_grad_()
     padded = jagged.to_padded_tensor(0.0).sum()
     assert counted(record(lambda _: padded.backward()))["aten::_padded_dense_to_jagged_forward"] == 1
+
+
+def test_the_bounds_are_those_of_the_compiled_recorder() -> None:
+    native = Path(fallback_tables.__file__).with_name("native")
+    text = "".join((native / name).read_text() for name in ("shard.h", "state.h"))
+    bounds = {"kMaxBatches": MAX_BATCHES, "kMaxCalls": MAX_CALLS, "kMaxExact": MAX_EXACT, "kMaxKeys": MAX_KEYS}
+    for name, bound in bounds.items():
+        found = re.search(rf"{name} = (\d+)(?: << (\d+))?", text)
+        assert found is not None, name
+        assert int(found[1]) << int(found[2] or 0) == bound, name
