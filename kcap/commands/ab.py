@@ -54,13 +54,15 @@ PATH = click.Path(path_type=Path)
     "--plan", "plan_files", required=True, multiple=True, type=PATH, help="What is compared: of kcap apply; several."
 )
 @click.option("--block", default=8, show_default=True, type=click.IntRange(2), help="Steps of a block.")
-@click.option("--trial/--no-trial", default=True, show_default=True, help="Try each Solution alone first.")
+@click.option(
+    "--trial/--no-trial", default=True, show_default=True, help="Try each Solution alone first, on the Recording."
+)
 @click.option("--pairs", type=click.IntRange(1), help="Also start so many pairs of fresh engines, and compare those.")
 @click.option("--slower", is_flag=True, help="Put in those that turn out slower alone, too.")
 @click.option("--trust", is_flag=True, help="Run kernel sources of a Recording that you did not make here yourself.")
 @engine_options
 @click.option("--client", help="The load of the server COMMAND.")
-@click.option("-o", "output", type=PATH, help="Write what was measured as JSON.")
+@click.option("-o", "output", type=PATH, help="Write (or overwrite) what was measured as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(

@@ -52,7 +52,9 @@ class NumbersRange(click.IntRange):
 
 ENGINE_OPTIONS = (  # of every command that starts an engine: one of its own, by --model, or a server
     click.option("--model", help="A model: a hub id, or a directory with a config.json."),
-    click.option("--framework", default="vLLM", show_default=True, help="vLLM, SGLang, TRT-LLM or MLC-LLM."),
+    click.option(
+        "--framework", default="vLLM", show_default=True, help="vLLM, SGLang or TRT-LLM; MLC-LLM by a COMMAND only."
+    ),
     click.option(
         "--load-format",
         default="auto",
@@ -71,12 +73,16 @@ ENGINE_OPTIONS = (  # of every command that starts an engine: one of its own, by
     ),
     click.option("--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="An argument of the engine."),
     click.option("--eager", is_flag=True, help="Without compilation and graphs, which are the engine's own defaults."),
-    click.option("--ready", metavar="URL", help="What answers once the server serves (told from a usual COMMAND)."),
+    click.option(
+        "--ready", metavar="URL", help="Of a --client: what answers once the server serves.  [default: by the COMMAND]"
+    ),
     click.option(
         "--ready-timeout", default=600.0, show_default=True, type=click.FloatRange(0), help="Seconds until it must."
     ),
     click.option(
-        "--engine-log", type=click.Path(path_type=Path), help="Keep what the engine of --model, or the server, prints."
+        "--engine-log",
+        type=click.Path(path_type=Path),
+        help="Keep what the engine of --model, or the server under a --client, prints.",
     ),
 )
 
@@ -109,7 +115,9 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--speed", default=1.0, show_default=True, type=click.FloatRange(0, min_open=True), help="Of --workload.")
 @click.option(
-    "--concurrency", type=click.IntRange(1), help="Of --workload: sessions at a time, instead of their times."
+    "--concurrency",
+    type=click.IntRange(1),
+    help="Of --workload: so many sessions at a time, each begun as another ends.",
 )
 @click.option(
     "--check-coverage", is_flag=True, help="Profile a few steps first: how much GPU time is of recorded calls?"
@@ -121,7 +129,10 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--keep-text", is_flag=True, help="With --agent-trace: keep the texts, too; secrets are redacted.")
 @click.option(
-    "--plan", "plan_file", type=click.Path(path_type=Path), help="Record the engine with the Solutions of kcap apply."
+    "--plan",
+    "plan_file",
+    type=click.Path(path_type=Path),
+    help="Record the engine with kcap apply's Solutions (which kcap run tries first).",
 )
 @click.option("--keep-tokens", is_flag=True, help="Keep the values of token ids, too.")
 @click.option(
@@ -135,8 +146,8 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     default="command",
     show_default=True,
     type=click.Choice(["command", "kcap"]),
-    help="How to end after a COMMAND that failed: command: with its own status, 128+N after signal N; kcap: with 3 if "
-    "there is a Recording, else 1.",
+    help="How to end after a COMMAND (without --client) that failed: command: with its own status, 128+N after signal "
+    "N; kcap: with 3 if there is a Recording, else 1.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")

@@ -21,7 +21,10 @@ Example:
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The Recording to write.")
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 def command(directory: Path, output: Path, force: bool) -> None:
-    """Make a Recording of DIRECTORY, which a `kcap record` that could not finish (a full disk) left and named."""
+    """Make a Recording of DIRECTORY, which a `kcap record` that could not finish (a full disk) left and named.
+
+    Exit code: 0 done, 3 the Recording is partial.
+    """
     from kcap.capture.controller.output import report_recording, working_directory
     from kcap.capture.fold.recording import fold_session
     from kcap.capture.session import read_session

@@ -53,7 +53,7 @@ from kcap.system.output import check_files
 )
 @click.option("--program", is_flag=True, help="Whole steps and captured graphs, with their kernels in order.")
 @click.option(
-    "--step", type=click.IntRange(min=0), metavar="ID", help="With --program: the Program of this recorded step."
+    "--step", type=click.IntRange(min=0), metavar="ID", help="The Program of this recorded step (implies --program)."
 )
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's]")
 @click.option("--trust", is_flag=True, help="Run code of PATH that you did not record or export here yourself.")
@@ -103,7 +103,9 @@ def command(
 
     With --program: the most frequent step of each phase, use of graphs and padded size, or the one of --step, as a
     whole, in one CUDA graph if possible. With --compare-engine: the steps that kcap record --check-coverage profiled,
-    each kernel and the whole, compared with the engine's own GPU time; exit code 3: outside the bounds.
+    each kernel and the whole, compared with the engine's own GPU time; exit code 3: outside the bounds. Both choose
+    what to replay: they take no --cache, --op, --include-views or --keep-going; --step takes no --phase or --top,
+    either, and --compare-engine no --threads and no CPU.
 
     \b
     Example:

@@ -34,7 +34,9 @@ COMPARED = 2  # decode steps that are also run with the engine's own kernels
 
 @click.command(epilog=EXAMPLE, context_settings={"allow_interspersed_args": False})
 @click.option("--plan", "plan_file", required=True, type=PATH, help="What goes into the engine: of kcap apply.")
-@click.option("--trial/--no-trial", default=True, show_default=True, help="Try each Solution alone first.")
+@click.option(
+    "--trial/--no-trial", default=True, show_default=True, help="Try each Solution alone first, on the Recording."
+)
 @click.option("--trust", is_flag=True, help="Run kernel sources of a Recording that you did not make here yourself.")
 @click.option("--bisect", is_flag=True, help="Should the engine fail, start it again and again to find by which one.")
 @engine_options

@@ -44,9 +44,9 @@ def command(
     PATH is a Recording, a BackendBench trace file or parquet, a FlashInfer-Bench dataset, of which the Definitions are
     shown, or an agent trace, of which the turns are. Cost is the GPU time of the profiled steps (kcap record
     --check-coverage), else an estimate. A fused operator that the engine ran as several of aten's is one row; --json
-    lists its parts as rows of their own. Regions, views and allocations are hidden unless --all. By request (of vLLM):
-    its tokens, found in the prefix cache, computed and generated, its steps, and its share of their GPU time; by turn
-    and session where kcap record --agent-trace kept them.
+    lists its parts as rows of their own. Regions, views and allocations are hidden unless --all. By request (of vLLM,
+    and of SGLang without speculative decoding): its tokens, found in the prefix cache, computed and generated, its
+    steps, and its share of their GPU time; by turn and session where kcap record --agent-trace kept them.
     """
     top = top or (None if as_json else TOP)
     dataset = detect_input(path) == "dataset"

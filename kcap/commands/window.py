@@ -26,6 +26,7 @@ def command(action: str, output: Path) -> None:
 
     What runs counts only while the window is open; it may be opened several times. A step that had begun before the
     start, or has not ended before the stop, does not count. SIGUSR1 and SIGUSR2, sent to `kcap record`, do the same.
+    Exit code: 0 done, 1 no such recording runs or its window has closed for good, 3 a process does not answer.
     """
     session = window_control.find_session(output)
     answer = window_control.open_window(session) if action == "start" else window_control.close_window(session)

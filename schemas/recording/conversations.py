@@ -16,7 +16,7 @@ import orjson
 
 from kcap.schemas.flashinfer.openai.chat_stream import with_reasoning
 
-MOST_CONVERSATIONS = 1 << 17  # that may be gone on with; the ones used last are kept
+MOST_PLACES = 1 << 17  # at which a turn may go on, two for each that was answered; the ones used last are kept
 MOST_NAME = 256  # characters of a role, or of a tool's or an engine's name
 Message = dict[str, Any]  # as OpenAI's chat API has it
 
@@ -66,7 +66,7 @@ class Conversations:
         for known in range(len(messages), len(answered) + 1):
             self._places[digests[known - 1]] = Place(place.number, place.session, place.turn, known)
             self._places.move_to_end(digests[known - 1])
-        while len(self._places) > MOST_CONVERSATIONS:
+        while len(self._places) > MOST_PLACES:
             self._places.popitem(last=False)
 
     def _digests(self, messages: Sequence[Message]) -> list[bytes]:

@@ -324,7 +324,7 @@ def test_what_is_under_way_is_bounded_and_the_client_is_served(
 
 
 def test_conversations_that_may_be_gone_on_with_are_bounded(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "MOST_CONVERSATIONS", 4)
+    monkeypatch.setattr(conversations, "MOST_PLACES", 4)
     app = TurnRecorder(Server(*[real("plain.json")] * 10))
     for number in range(10):
         ask(app, question({"role": "user", "content": str(number)}))
