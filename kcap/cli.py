@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import sys
 import traceback
@@ -67,6 +69,16 @@ def group() -> None:
       kcap show llama.kcap
       kcap replay llama.kcap
     """
+
+
+@atexit.register
+def _end_quickly() -> None:
+    """The interpreter's end looks through all objects once more: through torch's for up to some seconds.
+
+    Not with Triton, whose bindings would say that its objects leak.
+    """
+    if "triton" not in sys.modules:
+        gc.freeze()
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -235,7 +235,8 @@ def test_force_never_removes_what_export_did_not_make(everything, kcap, tmp_path
     [
         ("nothing", (), "no such Recording"),
         ("EMPTY", (), "holds no calls"),
-        ("REC", ("--measurements", "nothing"), "kcap replay"),
+        ("REC", ("--measurements", "nothing"), "takes no times"),
+        ("REC", ("--to", "backendbench", "--measurements", "nothing"), "kcap replay"),
         ("DATASET", (), "--to one of"),
     ],
 )
