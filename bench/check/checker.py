@@ -184,8 +184,7 @@ def invocation_with_inputs(resolved: ResolvedCall, inputs: Inputs, call: Call, r
     ]
     by_name = {name: value for kept in inputs.keep for name, value in vars(kept).items()}
     tensors = {name: value for name, value in by_name.items() if isinstance(value, torch.Tensor)}
-    arguments = dict(zip(names, values, strict=True))
-    return Invocation(call.operator, arguments | implied(call, arguments), tensors)
+    return Invocation(call.operator, implied(call) | dict(zip(names, values, strict=True)), tensors)
 
 
 def run_operator(use: CallUse, resolved: ResolvedCall, inputs: Inputs, form: KernelInstance) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -114,17 +114,17 @@ def invocation_of(call: Call, contents: Mapping[str, torch.Tensor] | None = None
     arguments = {
         n: without_data(a.value, str(i), values) for i, (n, a) in enumerate(zip(names, call.args, strict=True))
     }
-    return Invocation(call.operator, arguments | implied(call, arguments))
+    return Invocation(call.operator, implied(call) | arguments)
 
 
-def implied(call: Call, passed: Container[str]) -> dict[str, Any]:
-    """By name what `call` does not pass, which a family reads like arguments: the defaults that a trace file leaves
-    out; the constexprs of a Triton kernel, and `num_warps`.
+def implied(call: Call) -> dict[str, Any]:
+    """By name what holds where `call` passes nothing else, and a family reads like arguments: the schema's defaults,
+    which a trace file leaves out; the constexprs of a Triton kernel, and `num_warps`.
     """
     if call.launch is None:
-        return {name: default for name, default in _schema(call.operator).items() if name not in passed}
+        return _schema(call.operator)
     fixed = {name: without_data(value, name, {}) for name, value in call.launch.constexprs.items()}
-    return {name: value for name, value in {"num_warps": call.launch.num_warps, **fixed}.items() if name not in passed}
+    return {"num_warps": call.launch.num_warps, **fixed}
 
 
 def argument_names(call: Call) -> list[str]:
