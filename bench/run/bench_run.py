@@ -145,7 +145,8 @@ def open_run(options: Options) -> BenchRun:
     output.check_bench_output(options.output, [options.path, options.solutions], options.resume, options.force)
     if options.measurements is not None and not options.measurements.is_file():
         raise CallError(f"{options.measurements}: no such file (kcap replay PATH -o {options.measurements} writes one)")
-    options = replace(options, threads=_threads(options))
+    measurements = [] if options.measurements is None else list(read_measurements(options.measurements))
+    options = replace(options, threads=_threads(options, measurements))
     subject = open_subject(options.path, options.trust)
     if (name := options.definition) is not None and name not in subject.definitions:
         near = ", ".join(get_close_matches(name, subject.definitions, cutoff=0.4)) or "none like it"
@@ -158,20 +159,21 @@ def open_run(options: Options) -> BenchRun:
         raise CallError(f"{options.solutions}: no Solution of a Definition that matches --op")
     device = choose_device(options.device, subject.home)
     find_executor(options.executor).check(device, options.threads)
-    measurements = list(read_measurements(options.measurements)) if options.measurements is not None else None
-    measured = None if measurements is None else measured_baseline(measurements, subject.counts, subject.calls)
+    measured = None
+    if options.measurements is not None:
+        measured = measured_baseline(measurements, subject.counts, subject.calls)
     weights = workload_weights(subject.counts)
     workloads = choose_workloads(subject, weights, options.workloads)
-    return BenchRun(options, subject, solutions, refused, workloads, weights, device, measurements or [], measured)
+    return BenchRun(options, subject, solutions, refused, workloads, weights, device, measurements, measured)
 
 
-def _threads(options: Options) -> int | None:
+def _threads(options: Options, measurements: Sequence[Measurement]) -> int | None:
     """CPU threads of a Solution: as asked for, else those of the run that is resumed, or of the measurements."""
     if options.threads is not None:
         return options.threads
     if options.resume and (options.output / RUN_FILE).is_file():
         return output.read_run(options.output).threads
-    return None if options.measurements is None else measured_threads(read_measurements(options.measurements))
+    return measured_threads(measurements)
 
 
 def measured_threads(measurements: Iterable[Measurement]) -> int | None:
