@@ -80,10 +80,8 @@ def samples_by_call(samples: Iterable[Sample]) -> Samples:
 
 
 def _call_job(call: Call, samples: Samples, choice: Choice) -> CallJob:
-    counts: dict[str, int] = {}
-    for count in call.counts:
-        if choice.phase in (None, count.phase):
-            counts[count.phase] = counts.get(count.phase, 0) + count.count
+    phases = [count.phase for count in call.counts if choice.phase in (None, count.phase)]
+    counts: dict[str, int] = {phase: call.counted(phase) for phase in phases}
     matching = [(i, s) for i, s in samples.get(call.id, []) if choice.phase in (None, s.phase)]
     return CallJob(counts, call, group_samples(matching) if needs_sample(call) else [SampleGroup(None, None)])
 

@@ -104,10 +104,7 @@ def _with_counts(line: Measurement, call: Call | None) -> Measurement:
     """With the counts that it lacks (those of older versions do), where all phases of `call` were replayed."""
     if line.counts or call is None or line.count != call.total:
         return line
-    by_phase: Counter[str] = Counter()
-    for count in call.counts:
-        by_phase[count.phase] += count.count
-    return line.model_copy(update={"counts": dict(by_phase)})
+    return line.model_copy(update={"counts": {count.phase: call.counted(count.phase) for count in call.counts}})
 
 
 def measurements_of(
