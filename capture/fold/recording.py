@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,7 +20,7 @@ from kcap.capture.shards.counts import KERNELS
 from kcap.capture.shards.reader import read_shards
 from kcap.errors import KcapError
 from kcap.schemas.recording.rank_agreement import disagreements
-from kcap.schemas.recording.recording import Call, Recording, load, write_recording
+from kcap.schemas.recording.recording import Call, Recording, is_named_by, load, write_recording
 from kcap.schemas.recording.seal import seal
 from kcap.schemas.recording.turns import write_turns
 from kcap.schemas.results import coverage as coverage_format
@@ -78,7 +77,7 @@ def _kernel_sources(directory: Path, calls: list[Call]) -> dict[str, bytes]:
         if file.name != name or not file.is_file():
             continue
         content = file.read_bytes()
-        if hashlib.sha256(content).hexdigest() == file.stem:
+        if is_named_by(content, name):
             sources[name] = content
     return sources
 

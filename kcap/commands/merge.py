@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from kcap.schemas.input_kind import detect_input
 from kcap.schemas.merge.datasets import merge_datasets
 from kcap.schemas.merge.metadata import Part, files_in
 from kcap.schemas.merge.recordings import Merged, merge_recordings
-from kcap.schemas.recording.recording import load, write_recording
+from kcap.schemas.recording.recording import is_named_by, load, write_recording
 from kcap.schemas.results import coverage
 from kcap.schemas.results.coverage import StepCoverage
 from kcap.schemas.validation.dataset import read_blob_header
@@ -92,7 +91,7 @@ def _files(parts: Sequence[Part], folder: str) -> Iterator[tuple[str, Path]]:
     for part in parts:
         for name in sorted(files_in(part.recording.path / folder)):
             path = part.recording.path / folder / name
-            if hashlib.sha256(path.read_bytes()).hexdigest() != name.split(".")[0]:
+            if not is_named_by(path.read_bytes(), name):
                 raise FormatError(str(path), "its content is not what its name says: the Recording was changed")
             yield name, path
 

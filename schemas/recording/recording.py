@@ -168,7 +168,7 @@ class Recording:
             content = path.read_bytes()
         except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
             raise FormatError(str(path), f"not readable ({getattr(error, 'strerror', error)})") from None
-        if hashlib.sha256(content).hexdigest() != path.stem:
+        if not is_named_by(content, path.name):
             raise FormatError(str(path), "its content is not what its name says: the Recording was changed")
         return content
 
@@ -192,6 +192,11 @@ class Recording:
             return read(_unpacked(path))["value"]
         except Exception as error:
             raise FormatError(str(path), f"not a readable safetensors file ({error})") from None
+
+
+def is_named_by(content: bytes, name: str) -> bool:
+    """Whether a file called `name` holds what that says: it begins with the SHA-256 of its content."""
+    return hashlib.sha256(content).hexdigest() == name.split(".")[0]
 
 
 def _unpacked(path: Path) -> bytes:
