@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kcap.capture.session import Session, read_session
-from kcap.capture.shards.counts import is_alive, shard_process, steps_so_far, window_over
+from kcap.capture.shards.counts import all_closed, is_alive, shard_process, steps_so_far
 from kcap.capture.window.gate import (
     ANSWERED,
     ASKED,
@@ -147,7 +147,7 @@ def _is_over(session: Session) -> bool:
     """Not yet where all processes so far have ended: a command may start its engine after others."""
     directory = Path(session.directory)
     enough = session.steps is not None and steps_so_far(directory)[1] >= session.steps
-    return session.stop_file.exists() or (enough and window_over(directory))
+    return session.stop_file.exists() or (enough and all_closed(directory))
 
 
 def _gates(session: Session) -> dict[int, memoryview]:

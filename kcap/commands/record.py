@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from kcap.capture.controller import run
 from kcap.capture.controller.offline import Offline, record_model
@@ -312,9 +311,7 @@ def _own_code(status: int | None, exit_code: str) -> int:
 
 def _option_given(name: str) -> Any:
     """An option's value if the user gave one; None where it would be the default."""
-    context = click.get_current_context()
-    given = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
-    return context.params[name] if given else None
+    return click.get_current_context().params[name] if given_options([name]) else None
 
 
 def _refuse(names: Collection[str]) -> None:
