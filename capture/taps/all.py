@@ -79,16 +79,15 @@ class Taps:
         from kcap.capture.taps.kernels.dynamo import Dynamo
         from kcap.capture.taps.kernels.inductor import Inductor, InductorCpp
         from kcap.capture.taps.kernels.triton import Triton
-        from kcap.capture.taps.libraries import deep_gemm, flashinfer, tvm_ffi
+        from kcap.capture.taps.libraries import deep_gemm, flashinfer, pynccl, tvm_ffi
         from kcap.capture.taps.python_operators import PythonOperators
 
         if self._all:
             return
         kinds = (Triton, Inductor, InductorCpp, AheadOfTime, Dynamo, PythonOperators)
         kernels = [kind(self.externals) for kind in kinds]
-        self._libraries = [
-            Library(module.PACKAGE, module.install, self.externals) for module in (flashinfer, deep_gemm, tvm_ffi)
-        ]
+        libraries = (flashinfer, deep_gemm, tvm_ffi, pynccl)
+        self._libraries = [Library(module.PACKAGE, module.install, self.externals) for module in libraries]
         self._all = [self.graphs, self.fused, *kernels, *self._libraries]
         self._each(lambda tap: tap.install())
 

@@ -7,21 +7,25 @@ that was joined here.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from kcap.replay.group.peers import Peers
-from kcap.replay.rebuild.operators import Operator, resolve_operator
+from kcap.replay.group.peers import DEFAULT_NAME, STATES, Peers
+from kcap.replay.rebuild.operators import Operator, Parameters, resolve_operator
 from kcap.schemas.derive.bound_call import BoundCall, Inputs, ReplayRule, Skip
 from kcap.schemas.recording.recording import Call
 from kcap.schemas.recording.values import Group, Opaque, TensorSpec, tensors
 
 SUM_ASSUMED = "its reduce operation was not recorded: a sum"
 ADDRESSES = ("reg_buffer", "reg_buffer_sz_bytes")
-SPLITS = ("output_split_sizes", "input_split_sizes")
+SPLITS = ("output_split_sizes", "input_split_sizes", "sizes")
 SYMMETRIC = {
     "c10d": "allreduce_ allreduce_coalesced_ allgather_ _allgather_base_ allgather_into_tensor_coalesced_ "
     "reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_ alltoall_ alltoall_base_ broadcast_ "
@@ -33,6 +37,8 @@ SYMMETRIC = {
     "sglang": "inplace_all_reduce outplace_all_reduce reg_all_gather_into_tensor reg_reduce_scatter_tensor",
     "_C": "shm_allreduce shm_all_gather",
     "_C_custom_ar": "all_reduce",
+    "pynccl": "all_reduce outplace_all_reduce all_gather all_gatherv reduce_scatter reduce_scatterv broadcast reduce "
+    "all_to_all_single",
 }
 REPLAYED = frozenset(f"{namespace}::{name}" for namespace, names in SYMMETRIC.items() for name in names.split())
 
@@ -49,7 +55,8 @@ class CollectiveRule(ReplayRule):
             bound.set_value(name, stand_in(bound, name, self.group, self.peers) if bound[name] else bound[name])
         for name in SPLITS:
             splits = bound[name]
-            if isinstance(splits, list) and len({str(size) for size in splits}) > 1:
+            parts = [size for each in splits for size in _list(each)] if isinstance(splits, list) else []
+            if len({str(size) for size in parts}) > 1:
                 raise Skip("its ranks send parts of different sizes, and it tells only its own")
         for argument in bound.args:
             lists = argument.value if isinstance(argument.value, list) else []
@@ -59,6 +66,10 @@ class CollectiveRule(ReplayRule):
 
     def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
         return {name: stand_in(bound, name, self.group, self.peers) for name in self.rebuilt_args}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _is_tensor(value: Any) -> bool:
@@ -73,6 +84,8 @@ def resolve_collective(call: Call, peers: Peers) -> tuple[Operator, ReplayRule]:
         raise Skip(f"its group has {group.size} ranks, and this one {peers.size}")
     if call.operator.split(".")[0] not in REPLAYED:
         raise Skip("kcap does not know how to call this collective")
+    if call.namespace == "pynccl":
+        return communicator_method(call, peers), CollectiveRule(group, peers, ["group"])
     operator = resolve_operator(call.operator, in_group=True)
     arguments = [argument.name for argument in operator.schema.arguments]
     named = {argument.name or arguments[index]: argument.value for index, argument in enumerate(call.args)}
@@ -92,6 +105,8 @@ def stand_in(bound: BoundCall, name: str, group: Group, peers: Peers) -> Any:
             return peers.world.group_name
         case "vllm" | "sglang":
             return peers.engine_group(bound.namespace, group.name).unique_name
+        case "pynccl":
+            return None  # the communicator has it
         case "_C":
             shared = getattr(peers.engine_group("vllm", group.name).device_communicator, "dist_module", None)
             if not isinstance(handle := getattr(shared, "handle", None), int):
@@ -99,6 +114,43 @@ def stand_in(bound: BoundCall, name: str, group: Group, peers: Peers) -> Any:
             return handle
     custom = custom_all_reduce(group, peers)
     return {"fa": custom._ptr, "reg_buffer": custom.buffer_ptrs[peers.rank]}.get(name, custom.max_size)
+
+
+def communicator_method(call: Call, peers: Peers) -> Operator:
+    """The method of the engine's own NCCL communicator; where its arguments are lists, NCCL launches all together."""
+    engine = next(filter(find_spec, STATES), "vllm")
+    coordinator = peers.engine_group(engine, DEFAULT_NAME)
+    communicator = getattr(getattr(coordinator, "device_communicator", None) or coordinator, "pynccl_comm", None)
+    if communicator is None or not communicator.available:
+        raise Skip(f"{engine} has no NCCL communicator here: it needs GPUs")
+    names, base = [argument.name or "" for argument in call.args], call.operator.split("::")[1]
+    method = getattr(communicator, base, None)
+    if method is None or not {*names} - {"group"} <= {*inspect.signature(method).parameters}:
+        raise Skip(f"the NCCL communicator of {engine} here does not do this")
+    enabling = getattr(communicator, "change_state", None)  # SGLang's is off where no operator turns it on
+
+    def run(*values: Any) -> None:
+        given = {name: value for name, value in zip(names, values, strict=True) if name != "group"}
+        lists = [value for value in given.values() if isinstance(value, list) and _holds_tensors(value)]
+        with enabling(enable=True) if enabling else nullcontext():
+            if not lists:
+                method(**_with_reduction(given))
+                return
+            communicator.group_start()
+            for number in range(len(lists[0])):
+                method(**_with_reduction({name: value[number] for name, value in given.items()}))
+            communicator.group_end()
+
+    return Operator(call.operator, run, Parameters.of(names, ("out", "tensor")))
+
+
+def _holds_tensors(values: list[Any]) -> bool:
+    return any(isinstance(value, torch.Tensor) for value in values)
+
+
+def _with_reduction(given: dict[str, Any]) -> dict[str, Any]:
+    """`given` with the reduction that it has by name."""
+    return {**given, "op": getattr(dist.ReduceOp, given["op"].upper())} if "op" in given else given
 
 
 def custom_all_reduce(group: Group, peers: Peers) -> Any:

@@ -23,6 +23,7 @@ KINDS = {  # of kernels, by operator without its overload
         "cache updates": r"_C_cache_ops::reshape_and_cache\w*|_C::cpu_attn_reshape_and_cache",
         "all-reduces": r"_C_custom_ar::all_reduce|vllm::all_reduce|_C::shm_allreduce|c10d::allreduce_",
         "experts' products": r"triton::fused_moe_kernel\w*|_C::fused_experts_cpu|_C::cpu_fused_moe\w*",
+        "exchanges": r"pynccl::\w+",
     },
     "SGLang": {
         "linears": r"aten::(linear|mm|addmm|matmul)",
@@ -69,6 +70,7 @@ def setups(ranks: int, gpu: bool) -> dict[str, Setup]:
     per_layer = {"attentions": layers, "cache updates": layers}
     whole = {"linears": 4 * layers + 1, **per_layer}
     sparse = {"linears": 3 * layers + 1, **per_layer, "experts' products": (2 if gpu else 1) * layers}
+    exchanged = {"exchanges": 2 * layers}  # before each layer's experts the tokens are gathered, after them reduced
     reduced = {"all-reduces": 2 * layers + 1}  # each layer's two, and the embedding's
     moe = ("enable_expert_parallel=true", *(("moe_backend=triton",) if gpu else ()))
     half = {"linears": 2 * layers, **{kind: count // 2 for kind, count in per_layer.items()}}
@@ -79,7 +81,7 @@ def setups(ranks: int, gpu: bool) -> dict[str, Setup]:
         "experts": Setup(MOE, layers, ranks, sparse | reduced, (tensor, *moe), eager=not gpu),
         "pipeline": Setup(dense, layers, 2, half, ("pipeline_parallel_size=2",), last={"linears": 1}),
         "data": Setup(dense, layers, 1, whole, replicas=2, eager=not gpu),
-        "data-experts": Setup(MOE, layers, 1, sparse, moe, replicas=2),
+        "data-experts": Setup(MOE, layers, 1, sparse | exchanged, moe, replicas=2),
         **sglang_setups(dense, layers, ranks, gpu),
     }
     gpu_only = ("nccl", "data-experts", "sglang-data-attention")

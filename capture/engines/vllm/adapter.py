@@ -55,6 +55,7 @@ OFFLINE = "kcap.capture.engines.vllm.offline"
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 BACKEND = "vllm.compilation.backends"
+PROCESSES = "vllm.v1.executor.multiproc_executor"
 WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
 STARTING = {  # what a worker does before its window opens
     "load_model": "loading weights",
@@ -89,10 +90,25 @@ def hook(window: Window) -> None:
         hook_worker = functools.partial(_hook_worker, name=name, window=window, groups=groups, steps=steps)
         when_imported(module, contained(window, hook_worker))
     when_imported(BACKEND, contained(window, functools.partial(_hook_backend, window=window)))
+    when_imported(PROCESSES, contained(window, functools.partial(_hook_processes, window=window)))
 
 
 def _hook_backend(module: ModuleType, window: Window) -> None:
     announce(window.session, getattr(module, "VllmBackend", None), {"__call__": "compiling"})
+
+
+def _hook_processes(module: ModuleType, window: Window) -> None:
+    """A worker's process closes its shard first: the engine kills what has not given its GPU back after a while."""
+
+    def shut_down(original: Around, process: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            window.close()
+        except Exception as error:
+            window.failed(error)
+        return original(*args, **kwargs)
+
+    if hasattr(module.WorkerProc, "shutdown"):  # of which a recording has no need
+        wrap(module.WorkerProc, "shutdown", shut_down)
 
 
 def _hook_runner(module: ModuleType, steps: Steps, window: Window) -> None:

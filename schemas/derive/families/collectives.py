@@ -103,6 +103,14 @@ def all_gather_into_tensor(call: Invocation) -> KernelInstance:
     return all_gather(call, call.tensor("input_tensor"), lambda: call.tensor("output_tensor"))
 
 
+@family("all_gather", "pynccl::all_gather")
+def all_gather_by_nccl(call: Invocation) -> KernelInstance:
+    """As the engines bind it. Several tensors at once have no Definition."""
+    if call["sizes"] is not None:
+        raise Unrecognized("parts of different sizes")
+    return all_gather(call, call.tensor("input_tensor"), lambda: call.tensor("output_tensor"))
+
+
 @family("all_gather", "_c10d_functional::all_gather_into_tensor")
 def all_gather_functional(call: Invocation) -> KernelInstance:
     return all_gather(call, call.tensor("input"), lambda: call.result)
@@ -135,6 +143,13 @@ def reduce_scatter_functional(call: Invocation) -> KernelInstance:
     if call["reduce_op"] != "sum":
         raise Unrecognized("no sum")
     return reduce_scatter(call, call.tensor("input"), lambda: call.result)
+
+
+@family("reduce_scatter", "pynccl::reduce_scatter")
+def reduce_scatter_by_nccl(call: Invocation) -> KernelInstance:
+    if call["op"] != "sum" or call["sizes"] is not None:
+        raise Unrecognized("no sum, or parts of different sizes")
+    return reduce_scatter(call, call.tensor("input_tensor"), lambda: call.tensor("output_tensor"))
 
 
 @family("reduce_scatter", "sglang::reg_reduce_scatter_tensor")
