@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from kcap.capture.engines.vllm.adapter import RUNNERS, Steps, hook
+from kcap.capture.engines.vllm.adapter import PROCESSES, RUNNERS, Steps, hook
 from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import Session
 from kcap.capture.window.window import Window
@@ -202,6 +202,23 @@ def test_a_recorder_that_raises_never_reaches_the_engine(
     assert not window.open
     (failure,) = failures(finished(window, tmp_path))
     assert "of the recorder" in failure.detail
+
+
+def test_a_workers_process_closes_its_shard_before_it_shuts_down(
+    window: Window, runner: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The engine may kill it while it gives back its GPU."""
+    closed = []
+    module: Any = ModuleType(PROCESSES)
+    module.WorkerProc = type("WorkerProc", (), {"shutdown": lambda _: closed.append(not window.following)})
+    monkeypatch.setitem(sys.modules, PROCESSES, module)
+    hook(window)
+    window.start()
+    step(runner, scheduled({"a": 4}, new={"a": (4, 0)}))
+    module.WorkerProc().shutdown()
+    assert closed == [True]
+    (rank,) = fold_session(window.session, tmp_path / "out").metadata.ranks
+    assert rank.ended
 
 
 def test_a_host_whose_name_has_dots_keeps_its_processes_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

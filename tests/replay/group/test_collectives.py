@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from kcap.replay.group import clock
 from kcap.replay.group.clock import GpuGroupSampler, GroupSampler, time_collective
-from kcap.replay.group.collectives import SUM_ASSUMED, callable_of, waiting
+from kcap.replay.group.collectives import SUM_ASSUMED, callable_of, resolve_collective, waiting
 from kcap.replay.group.peers import Alone, Peers
 from kcap.replay.group.workers import GroupedWorker, GroupWorker, _key_for_all_ranks
 from kcap.replay.jobs import REPLAY_WORKER, CallJob, SampleGroup
@@ -27,8 +27,8 @@ from kcap.replay.timing.blocking import SpinBlocker
 from kcap.replay.timing.device import device_of_rank
 from kcap.replay.timing.graphs import KernelRun
 from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT
-from kcap.schemas.derive.bound_call import Inputs
-from kcap.schemas.recording.recording import Call
+from kcap.schemas.derive.bound_call import Inputs, Skip, bind_call
+from kcap.schemas.recording.recording import Argument, Call
 from kcap.schemas.recording.values import Group, Opaque, Value
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
@@ -302,3 +302,82 @@ def test_sums_in_place_are_ended_before_they_overflow(size: int, most: int) -> N
     x = torch.zeros(4, dtype=torch.uint8)
     timing, _ = time_collective(lambda: None, Inputs([], {}, {0: x}), [0], 0.001, peers)
     assert timing.n == most
+
+
+class Communicator:
+    """An engine's NCCL communicator, which notes what it is asked."""
+
+    def __init__(self, available: bool = True) -> None:
+        self.available, self.asked = available, list[Any]()
+
+    def all_gather(self, output_tensor: Any, input_tensor: Any, stream: Any = None) -> None:
+        self.asked.append(("all_gather", output_tensor, input_tensor))
+
+    def reduce_scatter(self, output_tensor: Any, input_tensor: Any, op: Any = None, stream: Any = None) -> None:
+        self.asked.append(("reduce_scatter", output_tensor, input_tensor, op))
+
+    def all_gatherv(self, output_tensor: Any, input_tensor: Any, sizes: list[int], stream: Any = None) -> None: ...
+
+    def group_start(self) -> None:
+        self.asked.append("start")
+
+    def group_end(self) -> None:
+        self.asked.append("end")
+
+
+def by_nccl(communicator: Communicator, name: str, **values: Value) -> tuple[Any, Any, Call]:
+    """The operator and the rule of a call of the engine's communicator in a group of two."""
+    coordinator = SimpleNamespace(device_communicator=SimpleNamespace(pynccl_comm=communicator))
+    peers: Any = SimpleNamespace(size=2, rank=0, world=1, engine_group=lambda *_: coordinator)
+    args = [Argument(name=name, value=value) for name, value in {**values, "group": PAIR}.items()]
+    collective = call(f"pynccl::{name}").model_copy(update={"args": args})
+    return *resolve_collective(collective, peers), collective
+
+
+def test_the_engines_own_nccl_communicator_is_called_with_what_was_recorded() -> None:
+    communicator = Communicator()
+    operator, rule, collective = by_nccl(
+        communicator, "reduce_scatter", output_tensor=SCATTERED, input_tensor=X, op="sum"
+    )
+    rule.prepare(bind_call(collective, None, operator.schema, lambda _: None))
+    assert rule.rebuilt_args == ("group",)
+    written = [parameter.name for parameter in operator.schema.arguments if parameter.alias_info]
+    assert written == ["output_tensor"]
+    operator.call("out", "in", "sum", None)
+    assert communicator.asked == [("reduce_scatter", "out", "in", torch.distributed.ReduceOp.SUM)]
+
+
+def test_collectives_of_one_nccl_group_are_launched_together() -> None:
+    communicator = Communicator()
+    lists: dict[str, Value] = {"output_tensor": [GATHERED, GATHERED], "input_tensor": [X, X]}
+    operator, _, _ = by_nccl(communicator, "all_gather", **lists)
+    some = [torch.ones(number) for number in range(4)]
+    operator.call(some[:2], some[2:], None)
+    asked = [one if isinstance(one, str) else (one[0], *map(len, one[1:])) for one in communicator.asked]
+    assert asked == ["start", ("all_gather", 0, 2), ("all_gather", 1, 3), "end"]
+
+
+@pytest.mark.parametrize(
+    ("name", "available", "more", "reason"),
+    [
+        ("all_gather", False, {}, "it needs GPUs"),
+        ("all_gather", True, {"sizes": None}, "does not do this"),
+        ("broadcast", True, {}, "does not do this"),
+        ("group", True, {}, "does not know how to call"),
+    ],
+)
+def test_what_an_nccl_communicator_here_cannot_do_is_skipped(
+    name: str, available: bool, more: dict[str, Value], reason: str
+) -> None:
+    with pytest.raises(Skip, match=reason):
+        by_nccl(Communicator(available), name, output_tensor=GATHERED, input_tensor=X, **more)
+
+
+@pytest.mark.parametrize("sizes", [[96, 32], [[96, 32], [96, 32]]])
+def test_parts_of_different_sizes_are_skipped(sizes: Any) -> None:
+    tensors: list[Value] = [GATHERED, X] if sizes[0] == 96 else [[GATHERED, GATHERED], [X, X]]
+    operator, rule, collective = by_nccl(
+        Communicator(), "all_gatherv", output_tensor=tensors[0], input_tensor=tensors[1], sizes=sizes
+    )
+    with pytest.raises(Skip, match="parts of different sizes"):
+        rule.prepare(bind_call(collective, None, operator.schema, lambda _: None))

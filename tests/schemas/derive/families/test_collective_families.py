@@ -97,3 +97,16 @@ def test_a_scatter_of_what_is_no_sum_or_lies_in_between_is_declined():
     assert named == kernel_of("sglang::reg_reduce_scatter_tensor", **output).name == "reduce_scatter_ws2_h8"
     assert declined("_c10d_functional::reduce_scatter_tensor", reduce_op="max", **scatter)
     assert declined("vllm::reduce_scatter", tensor=randn(2, 4, 8), dim=1, world_size=2, group_name=TP2)
+
+
+def test_the_engines_own_binding_of_nccl_gathers_and_scatters():
+    x, whole = randn(3, 8), randn(6, 8)
+    both = {"group": TP2, "input_tensor": x, "output_tensor": whole}
+    gathered = checked(kernel_of("pynccl::all_gather", **both))
+    assert gathered.name == kernel_of("_C::shm_all_gather", handle=TP2, data=x, output=whole).name
+    scattered = {"group": TP2, "input_tensor": whole, "output_tensor": x}
+    assert kernel_of("pynccl::reduce_scatter", op="sum", **scattered).name == "reduce_scatter_ws2_h8"
+    assert declined("pynccl::reduce_scatter", op="max", **scattered)
+    assert declined("pynccl::reduce_scatter", op="sum", sizes=[2, 4], **scattered)
+    assert declined("pynccl::all_gather", sizes=[2, 4], **both)
+    assert declined("pynccl::all_gather", group=TP2, input_tensor=[x, x], output_tensor=[whole, whole])
