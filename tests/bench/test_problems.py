@@ -12,7 +12,7 @@ from kcap.bench.contents import Contents, open_contents
 from kcap.bench.problems import Problems, problems_of
 from kcap.schemas.flashinfer.definition import SafetensorsInput, check_workload
 from kcap.schemas.recording.recording import write_recording
-from kcap.schemas.recording.values import Drift, TensorSpec
+from kcap.schemas.recording.values import Drift, Group, TensorSpec, Value
 
 
 @pytest.fixture
@@ -182,3 +182,16 @@ def test_packed_weights_are_left_to_who_reads_a_workload(made, kernel: str) -> N
     (workload,) = problem.workloads.values()
     assert {name: given.type for name, given in workload.inputs.items()} == dict.fromkeys(workload.inputs, "random")
     assert not problem.blobs
+
+
+def test_integers_that_a_collective_moves_need_no_sample(made) -> None:
+    """As the numbers of the experts that were chosen, which ranks tell each other."""
+
+    def rows(count: int, *dtypes: str) -> list[Value]:
+        return [TensorSpec((count, 8), dtype, storage=number) for number, dtype in enumerate(dtypes)]
+
+    both = {"output_tensor": rows(6, "bfloat16", "int32"), "input_tensor": rows(3, "bfloat16", "int32")}
+    _, found = made([call(0, "pynccl::all_gather", **both, group=Group(2, 0))])
+    (problem,) = found.problems
+    (workload,) = problem.workloads.values()
+    assert {name: given.type for name, given in workload.inputs.items()} == {"inputs_0": "random", "inputs_1": "random"}

@@ -154,12 +154,16 @@ Finder = Callable[[ModuleType, Calls], Iterable[tuple[Any, str, Function]]]
 class LibraryTap:
     """Records the functions that `find` yields of each module of a package: its holder, its name there, a wrapper.
 
-    It waits for the package to be imported; modules imported later are found by `refresh`.
+    It waits for the package to be imported; modules imported later are found by `refresh`. `modules`: the packages are
+    modules, and what `find` yields is in their classes, so that no other module need be looked at.
     """
 
-    def __init__(self, name: str, packages: Sequence[str], listener: Listener, find: Finder) -> None:
+    def __init__(
+        self, name: str, packages: Sequence[str], listener: Listener, find: Finder, modules: bool = False
+    ) -> None:
         self.calls = Calls(name, listener)
         self._find = find
+        self._alone = packages if modules else ()
         self._inside = tuple(f"{package}." for package in packages)
         self._patches = Patches()
         self._sizes: dict[str, int] = {}
@@ -188,11 +192,13 @@ class LibraryTap:
             self.calls.fail(error)
 
     def _refresh(self) -> None:
-        grown = {name: module for name, module in list(sys.modules.items()) if self._has_grown(name, module)}
+        names = self._alone or list(sys.modules)
+        known = [(name, module) for name in names if (module := sys.modules.get(name)) is not None]
+        grown = {name: module for name, module in known if self._has_grown(name, module)}
         own = [module for name, module in grown.items() if f"{name}.".startswith(self._inside)]
         before = len(self)
         self._found += sum(self._replace_in(module) for module in own)
-        modules = list(sys.modules.items()) if len(self) > before else list(grown.items())
+        modules = known if len(self) > before else list(grown.items())
         self._patches.rebind_all(module for _, module in modules if isinstance(module, ModuleType))
 
     def _replace_in(self, module: ModuleType) -> int:

@@ -29,7 +29,7 @@ LEFT_OUT = ("_", "destroy", "register_", "deregister_", "batch_")  # a batch is 
 def install(listener: Listener) -> LibraryTap:
     """Record the collectives of the engine's communicators, once their module is imported."""
     group = Group()
-    return LibraryTap(PACKAGE, MODULES, listener, lambda module, calls: find(module, calls, group))
+    return LibraryTap(PACKAGE, MODULES, listener, lambda module, calls: find(module, calls, group), modules=True)
 
 
 class Group(threading.local):

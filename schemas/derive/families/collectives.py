@@ -9,6 +9,7 @@ their values are random. Calls whose group's size was not recorded are declined,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 
@@ -44,6 +45,13 @@ def run(inputs):
     return inputs.clone()
 """
 
+STACKS = """import torch
+
+
+@torch.no_grad()
+def run({stacks}):
+    return {clones}
+"""
 
 PART = """import torch
 
@@ -105,7 +113,10 @@ def all_gather_into_tensor(call: Invocation) -> KernelInstance:
 
 @family("all_gather", "pynccl::all_gather")
 def all_gather_by_nccl(call: Invocation) -> KernelInstance:
-    """As the engines bind it. Several tensors at once have no Definition."""
+    """As the engines bind it; lists are tensors that NCCL gathers together."""
+    own, whole = call["input_tensor"], call["output_tensor"]
+    if isinstance(own, list) and isinstance(whole, list):
+        return all_gather_together(call, own, whole)
     if call["sizes"] is not None:
         raise Unrecognized("parts of different sizes")
     return all_gather(call, call.tensor("input_tensor"), lambda: call.tensor("output_tensor"))
@@ -136,6 +147,40 @@ def all_gather(call: Invocation, x: torch.Tensor, output: LazyValue, along_rows:
     description = "The tensors of {ranks} ranks, one after the other; each of them gets all."
     result = lazy_arg(x.dtype, OF_ALL, stacked)
     return collective(call, "all_gather", flat, OF_RANK, result, STACK, description)
+
+
+def all_gather_together(call: Invocation, own: list[torch.Tensor], whole: list[torch.Tensor]) -> KernelInstance:
+    """Several tensors of as many tokens, such as those of a layer of experts and what was chosen for them.
+
+    `own`: each [num_tokens, hidden_size] of this rank; `whole`: the ranks' one after the other.
+    """
+    ranks, tokens = group_of(call).size, own[0].shape[0]
+    if any(x.dim() != 2 or out.shape != (ranks * tokens, x.shape[1]) for x, out in zip(own, whole, strict=True)):
+        raise Unrecognized("its tensors are not of as many tokens each")
+    sizes = [f"hidden_size_{number}" for number in range(len(own))]
+    stacks = [f"inputs_{number}" for number in range(len(own))]
+    outputs = [
+        lazy_arg(x.dtype, ("world_size", "num_tokens", size), partial(torch.Tensor.reshape, out, (ranks, tokens, -1)))
+        for x, out, size in zip(own, whole, sizes, strict=True)
+    ]
+    return KernelInstance(
+        name=f"all_gather_ws{ranks}" + "".join(f"_h{x.shape[1]}{abbreviate(x.dtype, torch.bfloat16)}" for x in own),
+        op_type="comm",
+        axes={
+            "world_size": ranks,
+            "num_tokens": None,
+            **{size: x.shape[1] for size, x in zip(sizes, own, strict=True)},
+        },
+        inputs={
+            name: tensor_arg(x.expand(ranks, *x.shape), "world_size", "num_tokens", size)
+            for name, x, size in zip(stacks, own, sizes, strict=True)
+        },
+        outputs={f"output_{number}": output for number, output in enumerate(outputs)},
+        reference=STACKS.format(stacks=", ".join(stacks), clones=", ".join(f"{name}.clone()" for name in stacks)),
+        description=f"Each tensor of {ranks} ranks, one rank after the other; each of them gets all.",
+        flops=0,
+        touched=lambda: sum((1 + ranks) * total_bytes(x) for x in own),
+    )
 
 
 @family("reduce_scatter", "_c10d_functional::reduce_scatter_tensor")

@@ -65,7 +65,7 @@ def _parts(nodes: Nodes, name: str) -> list[str]:
 
 
 def _unnamed_outputs(nodes: Nodes, binding: Binding, unnamed: dict[str, Pointer]) -> Outputs:
-    """A node that several operators take may be written once for each of these."""
+    """A node that is taken several times may be written once for each."""
     claims = {name: _matching_ends(nodes, binding, pointer) for name, pointer in unnamed.items()}
     outputs = []
     for name, ends in claims.items():
@@ -78,9 +78,13 @@ def _unnamed_outputs(nodes: Nodes, binding: Binding, unnamed: dict[str, Pointer]
 
 
 def _takers(nodes: Nodes, ends: dict[str, str]) -> int:
-    """How many operators take the one node of `ends`; 0, where there is none or are several."""
+    """How many operators take the one node of `ends`, one that takes it twice counted twice; 0, where there is none or
+    are several."""
     operation = nodes.find(next(iter(ends.values()), "")) if len(ends) == 1 else None
-    return operation.users if isinstance(operation, Operation) else 0
+    if not isinstance(operation, Operation):
+        return 0
+    taken = (other.takes(operation.name) for other in nodes.fragment.operations.values())
+    return operation.users + sum(times - 1 for times in taken if times)
 
 
 def _matching_ends(nodes: Nodes, binding: Binding, pointer: Pointer) -> dict[str, str]:

@@ -60,7 +60,14 @@ class Operation:
 
     def refs(self) -> list[str]:
         """The nodes that it takes, in their order."""
-        return list(dict.fromkeys(ref.name for value in (*self.args, *self.kwargs.values()) for ref in _refs(value)))
+        return list(dict.fromkeys(self._taken()))
+
+    def takes(self, name: str) -> int:
+        """How often it takes the node called `name`."""
+        return self._taken().count(name)
+
+    def _taken(self) -> list[str]:
+        return [ref.name for value in (*self.args, *self.kwargs.values()) for ref in _refs(value)]
 
 
 @dataclass

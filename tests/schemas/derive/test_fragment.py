@@ -190,6 +190,10 @@ def test_a_norm_that_two_products_take_is_written_for_each() -> None:
             f'%convert_element_type_3 : Tensor "bf16[s72, 128][128, 1]cpu"[num_users={users}]',
         )
         assert other != fragment and isinstance(reference_from(call, other), Unknown)
+        twice = "args = (%convert_element_type_3, %convert_element_type_3, %weight_elsewhere), kwargs = {})"
+        operation = f"%experts : [num_users=1] = call_function[target=torch.ops.vllm.moe_forward.default]({twice}"
+        unknown = isinstance(reference_from(call, other.replace("\nreturn", f"\n{operation}\nreturn")), Unknown)
+        assert unknown == (users != 1)  # of one operator both arguments, as experts take their tokens
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -109,4 +109,16 @@ def test_the_engines_own_binding_of_nccl_gathers_and_scatters():
     assert declined("pynccl::reduce_scatter", op="max", **scattered)
     assert declined("pynccl::reduce_scatter", op="sum", sizes=[2, 4], **scattered)
     assert declined("pynccl::all_gather", sizes=[2, 4], **both)
-    assert declined("pynccl::all_gather", group=TP2, input_tensor=[x, x], output_tensor=[whole, whole])
+
+
+def test_tensors_that_nccl_gathers_together_are_stacked_each():
+    """As before a layer of experts: the tokens, and what was chosen for each."""
+    parts = [randn(2, 3, 8), randn(2, 3, 4, seed=1).float(), torch.arange(24, dtype=torch.int32).reshape(2, 3, 4)]
+    own, whole = [part[1] for part in parts], [part.reshape(6, -1) for part in parts]
+    kernel = kernel_of("pynccl::all_gather", group=TP2, input_tensor=own, output_tensor=whole)
+    assert kernel.name == "all_gather_ws2_h8_h4_fp32_h4_int32" and checked(kernel).var_axes == ["num_tokens"]
+    for number, result in enumerate(compile_reference(kernel.reference, kernel.name)(*parts)):
+        torch.testing.assert_close(result, parts[number])
+        torch.testing.assert_close(kernel.outputs[f"output_{number}"].get(), parts[number])
+    assert kernel.touched is not None and kernel.touched() == 3 * sum(x.nbytes for x in own)
+    assert declined("pynccl::all_gather", group=TP2, input_tensor=[own[0], own[0][:2]], output_tensor=whole[:2])
