@@ -23,7 +23,8 @@ The last five take the Recording of `tensor`; Recordings that lie in DIR already
 DIR/parallel.jsonl as soon as its part is over, what `kcap record` said in DIR/PART.log; a short table is printed last.
 Exits with 1 if a check fails. SGLang's interpreter is KCAP_SGLANG_PYTHON, .venv-sglang's or this one. Without GPUs it
 is two ranks on two cores, with gloo and vLLM's shared memory: there it knows no coverage, no distance from the engine,
-no experts and no attention in data parallel. NVLink multicast and symmetric memory stay off.
+no experts and no attention in data parallel. NVLink multicast and symmetric memory stay off, and so does FlashInfer's
+kernel of an all-reduce with its norm, which vLLM else takes on Hopper, and compiles for minutes at its first start.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ import torch
 from apply import chosen, examples_of, references_of
 from check import ended, median, run, tried
 from counts import Check, end_with
-from ranks import SERVING, Setup, check_coverage, check_ranks, interpreter, setups, totals
+from ranks import REDUCED_ALONE, SERVING, Setup, check_coverage, check_ranks, interpreter, setups, totals
 
 import kcap
 from kcap.errors import DONE, PARTIAL
@@ -130,7 +131,8 @@ class Parts:
             {"--batch": 16, "--seconds": 4, "--pairs": 5} if self.gpus else {"--batch": 2, "--seconds": 1, "--pairs": 1}
         )
         words += [word for size in sizes.items() for word in size]
-        words += ["--compiled"] if self.gpus else ["--input-len", 24]
+        compiled = ("--compiled", "--engine-arg", f"compilation_config={{{REDUCED_ALONE}}}")
+        words += compiled if self.gpus else ("--input-len", 24)
         done = self.run(sys.executable, SCRIPTS / "gpu/overhead.py", *words)
         said = [line.split(": ", 1)[1] for line in done.stdout.splitlines() if line.startswith("throughput")]
         return ended("ended", done, [Check("loss", text, not self.gpus or median(text) <= MOST_LOSS) for text in said])

@@ -34,9 +34,11 @@ KINDS = {  # of kernels, by operator without its overload
         "experts' products": r"triton::fused_moe_kernel",
     },
 }
+REDUCED_ALONE = '"pass_config":{"fuse_allreduce_rms":false}'  # not by FlashInfer's kernel, with the norm after it
 SERVING = {
     "vLLM": (
-        "max_num_batched_tokens=2048", "max_num_seqs=32", 'compilation_config={"cudagraph_capture_sizes":[1,4,16]}'
+        "max_num_batched_tokens=2048", "max_num_seqs=32",
+        f'compilation_config={{"cudagraph_capture_sizes":[1,4,16],{REDUCED_ALONE}}}',
     ),
     "SGLang": (*SGLANG, "attention_backend=triton", "max_running_requests=32", "cuda_graph_max_bs_decode=16"),
 }  # fmt: skip
