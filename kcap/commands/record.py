@@ -185,9 +185,8 @@ def command(
                 offered = Offline(model=model, framework=framework, **offline)
                 ran = record_model(offered, beside, options, engine_log, load)
             else:
-                named = _option_given("framework")
                 options["command"] = list(command_line)
-                ran = record_command(server, named, given, beside, options, engine_log)
+                ran = record_command(server, framework_given(), given, beside, options, engine_log)
     except run.NoRecordingError as error:
         error.exit_code = _own_code(error.status, exit_code) or FAILED
         raise
@@ -307,6 +306,12 @@ def _own_code(status: int | None, exit_code: str) -> int:
     if not status or exit_code == "kcap":
         return DONE
     return status if status > 0 else 128 - status
+
+
+def framework_given() -> str | None:
+    """The engine that a COMMAND is said to start; None where that is left to its processes."""
+    named: str | None = _option_given("framework")
+    return named
 
 
 def _option_given(name: str) -> Any:

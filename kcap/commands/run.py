@@ -13,7 +13,14 @@ import click
 
 from kcap.capture.controller.offline import Offline, record_model
 from kcap.capture.controller.output import working_directory
-from kcap.commands.record import check_client, check_engine_choice, engine_options, make_given_client, record_command
+from kcap.commands.record import (
+    check_client,
+    check_engine_choice,
+    engine_options,
+    framework_given,
+    make_given_client,
+    record_command,
+)
 from kcap.errors import FAILED, CallError, KcapError
 from kcap.schemas.results.applied import Engaged, Engagement, LogitsCompared
 
@@ -175,7 +182,7 @@ def start_engine(
         if offline["model"] is not None:
             return record_model(Offline(**offline), beside, closed, log, outputs=outputs)
         closed["command"] = list(command_line)
-        return record_command(list(command_line), None, client, beside, closed, log)
+        return record_command(list(command_line), framework_given(), client, beside, closed, log)
 
 
 def print_engagements(plans: Sequence[Plan], engagements: Sequence[Engagement]) -> None:

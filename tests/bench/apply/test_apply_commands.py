@@ -11,6 +11,7 @@ import pytest
 import torch
 from applied_plans import plan_of, python_solution
 
+from kcap.commands import run
 from kcap.schemas.derive.derive import derive
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.results.plan import plan_bytes
@@ -73,3 +74,15 @@ def test_times_of_another_machine_are_refused(kcap: Kcap, recording: Recording, 
     measured.write_bytes(b"\n".join(orjson.dumps(line | {"device_name": "Another"}) for line in lines))
     done = kcap(*apply, "-o", tmp_path / "other.json")
     assert done.code == 2 and "measured on Another" in done.err and not (tmp_path / "other.json").exists()
+
+
+@pytest.mark.parametrize(("given", "heeded"), [((), None), (("--framework", "SGLang"), "SGLang")])
+def test_the_engine_that_a_command_is_said_to_start_is_heeded(
+    given: tuple[str, ...], heeded: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(run, "record_command", lambda words, framework, *_: seen.append((words, framework)))
+    words = ["--plan", "plan.json", *given, "--", "python", "serve.py"]
+    with run.command.make_context("run", words) as context:
+        run.start_engine({}, tmp_path, {"model": None}, context.params["command_line"], None, None)
+    assert seen == [(["python", "serve.py"], heeded)]
