@@ -89,3 +89,11 @@ class Recorder(Protocol):
 
         `label`: what the engine calls it, such as `tp`.
         """
+
+
+def c10d_group(group: Any) -> str | None:
+    """The name by which `Recorder.group` is told of torch's process group; None where it has no name, or no backend."""
+    try:
+        return f"c10d/{group.group_name}"
+    except (AttributeError, RuntimeError):
+        return None

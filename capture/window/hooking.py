@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from kcap.capture.hooks.imports import Hook
+from kcap.capture.recorder.recorder import c10d_group
 from kcap.capture.session import Session
 from kcap.capture.window.window import Window
 
@@ -133,11 +134,4 @@ def _other_names(group: Any) -> list[str]:
     held = [getattr(group, name, None) for name in ("device_group", "cpu_group")]
     number = getattr(getattr(getattr(group, "device_communicator", None), "dist_module", None), "handle", None)
     shared = [f"handle/{number}"] if isinstance(number, int) else []
-    return shared + [f"c10d/{name}" for name in map(_c10d_name, held) if name]
-
-
-def _c10d_name(group: Any) -> str | None:
-    try:
-        return str(group.group_name)
-    except (AttributeError, RuntimeError):  # none, or one that has no backend yet
-        return None
+    return shared + list(filter(None, map(c10d_group, held)))

@@ -117,31 +117,39 @@ def stand_in(bound: BoundCall, name: str, group: Group, peers: Peers) -> Any:
 
 
 def communicator_method(call: Call, peers: Peers) -> Operator:
-    """The method of the engine's own NCCL communicator; where its arguments are lists, NCCL launches all together."""
-    engine = next(filter(find_spec, STATES), "vllm")
-    coordinator = peers.engine_group(engine, DEFAULT_NAME)
-    communicator = getattr(getattr(coordinator, "device_communicator", None) or coordinator, "pynccl_comm", None)
-    if communicator is None or not communicator.available:
-        raise Skip(f"{engine} has no NCCL communicator here: it needs GPUs")
+    """The method of an engine's own NCCL communicator; where its arguments are lists, NCCL launches all together."""
     names, base = [argument.name or "" for argument in call.args], call.operator.split("::")[1]
-    method = getattr(communicator, base, None)
-    if method is None or not {*names} - {"group"} <= {*inspect.signature(method).parameters}:
-        raise Skip(f"the NCCL communicator of {engine} here does not do this")
+    communicator = next(filter(None, (_communicator(engine, base, names, peers) for engine in STATES)), None)
+    if communicator is None:
+        raise Skip("no engine here has an NCCL communicator that does this: it needs GPUs")
+    method = getattr(communicator, base)
     enabling = getattr(communicator, "change_state", None)  # SGLang's is off where no operator turns it on
 
-    def run(*values: Any) -> None:
+    def run(*values: Any) -> Any:
         given = {name: value for name, value in zip(names, values, strict=True) if name != "group"}
         lists = [value for value in given.values() if isinstance(value, list) and _holds_tensors(value)]
         with enabling(enable=True) if enabling else nullcontext():
             if not lists:
-                method(**_with_reduction(given))
-                return
+                return method(**_with_reduction(given))
             communicator.group_start()
-            for number in range(len(lists[0])):
-                method(**_with_reduction({name: value[number] for name, value in given.items()}))
-            communicator.group_end()
+            try:
+                for number in range(len(lists[0])):
+                    method(**_with_reduction({name: value[number] for name, value in given.items()}))
+            finally:
+                communicator.group_end()
 
     return Operator(call.operator, run, Parameters.of(names, ("out", "tensor")))
+
+
+def _communicator(engine: str, method: str, names: Sequence[str], peers: Peers) -> Any:
+    """That of `engine`, where its method takes what was recorded; None otherwise, and where it has none here."""
+    if find_spec(engine) is None:
+        return None
+    coordinator = peers.engine_group(engine, DEFAULT_NAME)
+    found = getattr(getattr(coordinator, "device_communicator", None) or coordinator, "pynccl_comm", None)
+    if found is None or not found.available or not hasattr(found, method):
+        return None
+    return found if {*names} - {"group"} <= {*inspect.signature(getattr(found, method)).parameters} else None
 
 
 def _holds_tensors(values: list[Any]) -> bool:
@@ -150,7 +158,7 @@ def _holds_tensors(values: list[Any]) -> bool:
 
 def _with_reduction(given: dict[str, Any]) -> dict[str, Any]:
     """`given` with the reduction that it has by name."""
-    return {**given, "op": getattr(dist.ReduceOp, given["op"].upper())} if "op" in given else given
+    return {**given, "op": getattr(dist.ReduceOp, str(given["op"]).upper())} if "op" in given else given
 
 
 def custom_all_reduce(group: Group, peers: Peers) -> Any:

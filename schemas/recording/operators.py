@@ -39,7 +39,7 @@ UNCALLED = re.compile(
 )
 
 COLLECTIVES = frozenset(
-    {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "_C_custom_ar"}
+    {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "_C_custom_ar", "pynccl"}
 )
 
 NOT_KERNELS = REFUSED_NAMESPACES | {"debugprims", "export", "debug_mode_ops", "rngprims", "static_runtime"}

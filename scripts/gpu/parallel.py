@@ -24,7 +24,8 @@ DIR/parallel.jsonl as soon as its part is over, what `kcap record` said in DIR/P
 Exits with 1 if a check fails. SGLang's interpreter is KCAP_SGLANG_PYTHON, .venv-sglang's or this one. Without GPUs it
 is two ranks on two cores, with gloo and vLLM's shared memory: there it knows no coverage, no distance from the engine,
 no experts and no attention in data parallel. NVLink multicast and symmetric memory stay off, and so does FlashInfer's
-kernel of an all-reduce with its norm, which vLLM else takes on Hopper, and compiles for minutes at its first start.
+kernel of an all-reduce with its norm, which vLLM would otherwise use on Hopper, and compile for minutes at its first
+start.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ KINDS = {  # of kernels, by operator without its overload
         "experts' products": r"triton::fused_moe_kernel",
     },
 }
-REDUCED_ALONE = '"pass_config":{"fuse_allreduce_rms":false}'  # not by FlashInfer's kernel, with the norm after it
+REDUCED_ALONE = '"pass_config":{"fuse_allreduce_rms":false}'  # not with its norm by FlashInfer; vLLM 0.22 and newer
 SERVING = {
     "vLLM": (
         "max_num_batched_tokens=2048", "max_num_seqs=32",

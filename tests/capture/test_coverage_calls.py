@@ -200,13 +200,14 @@ def test_a_span_around_a_library_call_makes_it_a_call(profile: Profile) -> None:
     assert (calls(result), differences(result)) == ({"RMSNormKernel": 1}, [])
 
 
-def test_the_one_function_of_a_module_in_a_kernel_is_its_detail(profile: Profile) -> None:
+@pytest.mark.parametrize("function", ["tvm::run", "pynccl::all_reduce"])
+def test_the_one_function_of_a_module_in_a_kernel_is_its_detail(profile: Profile, function: str) -> None:
     """Beside the same function in a region, where it counts."""
     for at, around in ((100, "sglang::store_cache"), (200, "sglang::attend")):
         profile.op(around, at, at + 80)
-        profile.op("kcap:call:tvm::run", at + 10, at + 70)
+        profile.op(f"kcap:call:{function}", at + 10, at + 70)
         profile.launch(at + 20, f"kernel{at}")
-    result = profile.one(Ran(1, "sglang::store_cache"), Ran(2, "sglang::attend", region=True), Ran(3, "tvm::run"))
+    result = profile.one(Ran(1, "sglang::store_cache"), Ran(2, "sglang::attend", region=True), Ran(3, function))
     assert calls(result) == {"kernel100": 1, "kernel200": 3}
     assert differences(result) == []
 

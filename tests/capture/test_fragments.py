@@ -198,6 +198,9 @@ import torch._inductor.codegen.triton
 
 config.cpu_backend, config.combo_kernels, config.fx_graph_cache = "triton", True, False
 ForeachKernelSchedulerNode.set_group_algorithm_for_combo_kernels(lambda scheduler: scheduler._topological_sort_nodes())
+for bound in ("combo_kernel_peak_memory_increase_gb", "combo_kernel_peak_memory_pct_threshold"):
+    if hasattr(config, bound):  # of torch 2.15, which else groups in its own way
+        setattr(config, bound, None)
 generate, texts = GraphLowering.codegen, []
 
 

@@ -95,7 +95,13 @@ def test_what_launches_nothing_is_left_out(communicator: Any, heard: Heard) -> N
     made.group_end()
     heard.on = False
     made.all_gather(X, Y)
-    assert heard.calls == [] and (made.launched, off.launched) == ([(), "all_gather"], [])
+    made.group_start()
+    made.all_gather(X, Y)
+    heard.on = True  # in the midst of a group
+    made.all_gather(X, Y)
+    made.group_end()
+    assert heard.calls == [] and off.launched == []
+    assert made.launched == [(), "all_gather", ("all_gather", "all_gather")]
 
 
 def test_a_group_is_one_call_at_its_end(communicator: Any, heard: Heard) -> None:
@@ -110,6 +116,40 @@ def test_a_group_is_one_call_at_its_end(communicator: Any, heard: Heard) -> None
     assert made.launched == [("all_gather", "all_gather")]
     made.all_gather(X, Y)
     assert heard.operators == ["pynccl::all_gather"] * 2 and heard.calls[1][1]["input_tensor"] is Y
+
+
+def test_a_group_of_one_is_as_one_alone_and_groups_in_a_group_end_with_it(communicator: Any, heard: Heard) -> None:
+    made, inner = communicator(), communicator()
+    made.group_start()
+    made.all_gather(X, Y)
+    made.group_end()
+    made.group_start()
+    made.send(X, 1)
+    inner.group_start()
+    inner.send(Y, 0)
+    inner.group_end()
+    assert len(heard.calls) == 1
+    made.group_end()
+    assert heard.calls == [
+        ("pynccl::all_gather", {"output_tensor": X, "input_tensor": Y, "group": "c10d/7"}),
+        ("pynccl::send", {"tensor": [X, Y], "dst": [1, 0], "group": "c10d/7"}),
+    ]
+
+
+class Nameless:
+    """A group without a backend."""
+
+    @property
+    def group_name(self) -> str:
+        raise RuntimeError("ProcessGroup name not set")
+
+
+@pytest.mark.parametrize("group", [None, Nameless()])
+def test_a_communicator_of_no_named_group_is_recorded_without(communicator: Any, heard: Heard, group: Any) -> None:
+    made = communicator()
+    made.group = group
+    made.all_gather(X, Y)
+    assert heard.calls == [("pynccl::all_gather", {"output_tensor": X, "input_tensor": Y, "group": None})]
 
 
 def test_a_group_of_sends_and_receives_tells_which_is_which(communicator: Any, heard: Heard) -> None:

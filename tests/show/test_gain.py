@@ -143,6 +143,7 @@ def test_times_of_another_recording_are_refused(kcap: Kcap, recorded: Path, tmp_
         ("cpp::fused.s01234567", Launch(language="cpp", kernel="a.cpp", function="f"), None),
         ("tvm::NT_matmul5.01234567", None, None),
         ("_c10d_functional::all_reduce", None, None),
+        ("pynccl::all_gather", None, None),
     ],
 )
 def test_a_seam_is_where_a_kernel_can_be_put_in(operator: str, launch: Launch | None, seam: str | None) -> None:

@@ -107,8 +107,9 @@ def _hook_processes(module: ModuleType, window: Window) -> None:
             window.failed(error)
         return original(*args, **kwargs)
 
-    if hasattr(module.WorkerProc, "shutdown"):  # of which a recording has no need
-        wrap(module.WorkerProc, "shutdown", shut_down)
+    process = getattr(module, "WorkerProc", None)
+    if hasattr(process, "shutdown"):  # of which a recording has no need
+        wrap(process, "shutdown", shut_down)
 
 
 def _hook_runner(module: ModuleType, steps: Steps, window: Window) -> None:

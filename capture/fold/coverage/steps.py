@@ -128,6 +128,7 @@ def base(operator: str) -> str:
 
 ATEN = ("aten::", "prim::", "prims::")  # the recorder takes what runs inside one for its detail
 MODULE = "tvm::"  # how the names of a library's functions begin
+DETAILS = (MODULE, "pynccl::")  # an operator that runs one of these alone stays the kernel
 
 # What follows a function's name in its kernel's: older Triton's signature, or C++ arguments.
 _SPECIALIZED = re.compile(r"_\d+[cd]\w*|[^\w].*", re.DOTALL)
@@ -302,9 +303,9 @@ def align(occurrences: list[Occurrence], step: ProfiledStep) -> Counter[str]:
 
 
 def _is_detail(occurrence: Occurrence) -> bool:
-    """Whether it is what a recorded kernel alone runs: a function of a module."""
+    """Whether it is what a recorded kernel alone runs: a function of a module, or a collective of NCCL's."""
     around = occurrence.parent.ran if occurrence.parent is not None else None
-    return occurrence.base.startswith(MODULE) and around is not None and not around.region
+    return occurrence.base.startswith(DETAILS) and around is not None and not around.region
 
 
 def _mark_region(occurrence: Occurrence, ran: Ran | None) -> None:

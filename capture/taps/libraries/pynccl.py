@@ -1,8 +1,8 @@
 """NCCL as vLLM and SGLang bind it themselves, past torch.distributed: the methods of their PyNcclCommunicator.
 
-`pynccl::all_gather`. Where an operator runs one collective and no other kernel (`vllm::all_reduce`), the collective is
-its detail. Those between `group_start` and `group_end` are one call, as NCCL launches them together: its arguments are
-lists, and it has their name, or is `pynccl::group` where they differ.
+`pynccl::all_gather`. Where an operator runs one collective and no kernel beside it but aten's (`vllm::all_reduce`), the
+collective is its detail. Those between `group_start` and `group_end` are one call, as NCCL launches them together: its
+arguments are lists, and it has their name, or is `pynccl::group` where they differ.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kcap.capture.hooks.binding import Pairs, binder
 from kcap.capture.hooks.patching import MARK, namespace
+from kcap.capture.recorder.recorder import c10d_group
 from kcap.capture.taps.libraries.library import Calls, Function, LibraryTap, Listener, wrap
 
 PACKAGE = "pynccl"
@@ -33,9 +34,10 @@ def install(listener: Listener) -> LibraryTap:
 
 
 class Group(threading.local):
-    """`waiting`: what this thread's group has so far, by the method's name; None outside of one."""
+    """`waiting`: what this thread's group has so far, by the method's name; None outside of one. Groups may nest."""
 
     waiting: list[tuple[str, Pairs]] | None = None
+    depth = 0
 
 
 def find(module: ModuleType, calls: Calls, group: Group) -> Iterator[tuple[Any, str, Function]]:
@@ -53,34 +55,49 @@ def find(module: ModuleType, calls: Calls, group: Group) -> Iterator[tuple[Any, 
 
 def _start(method: Function, calls: Calls, group: Group) -> Function:
     def group_start(self: Any) -> Any:
-        group.waiting = []
+        if not is_dynamo_compiling():
+            group.depth += 1
+            if group.depth == 1:
+                group.waiting = [] if calls.listener.listening and not calls.off else None
         return method(self)
 
     return group_start
 
 
 def _end(method: Function, calls: Calls, group: Group) -> Function:
+    def launch(self: Any, *_: Any) -> Any:
+        return method(self)
+
     def group_end(self: Any) -> Any:
-        waiting, group.waiting = group.waiting, None
+        if is_dynamo_compiling():
+            return method(self)
+        group.depth = max(0, group.depth - 1)
+        waiting, group.waiting = (None, group.waiting) if group.depth else (group.waiting, None)
         if not waiting:
             return method(self)
-        operator, pairs = joined(waiting)
-        names, values = zip(*pairs, _name_of_group(self), strict=True)
-        return calls.run(
-            lambda *_: method(self), operator, lambda *_: list(zip(names, values, strict=True)), values, {}, detail=True
-        )
+        try:
+            operator, pairs = joined(waiting)
+            pairs.append(_given_group(self))
+        except Exception as error:
+            calls.fail(error)
+            return method(self)
+        values = [self, *(value for _, value in pairs)]
+        return calls.run(launch, operator, lambda *_: pairs, values, {}, detail=True)
 
     return group_end
 
 
 def joined(collectives: Sequence[tuple[str, Pairs]]) -> tuple[str, Pairs]:
-    """One call for all of a group: its operator, and the lists of their arguments."""
+    """One call for all of a group: its operator, and the lists of their arguments, unless it is but one."""
+    (first, own), *others = collectives
+    if not others:
+        return f"{PACKAGE}::{first}", own
     alike = len({method for method, _ in collectives}) == 1
     lists = defaultdict[str, list[Any]](list)
     for method, pairs in collectives:
         for name, value in pairs:
             lists[name if alike else f"{method}.{name}"].append(value)
-    return f"{PACKAGE}::{collectives[0][0] if alike else 'group'}", [*lists.items()]
+    return f"{PACKAGE}::{first if alike else 'group'}", [*lists.items()]
 
 
 def _collective(method: Function, calls: Calls, group: Group) -> Function:
@@ -90,15 +107,17 @@ def _collective(method: Function, calls: Calls, group: Group) -> Function:
         return [(name, _plain(value)) for name, value in names(args, kwargs)[1:] if name != "stream"]
 
     def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pairs:
-        return [*own(args, kwargs), _name_of_group(args[0])]
+        return [*own(args, kwargs), _given_group(args[0])]
 
     recorded = wrap(method, f"{PACKAGE}::{name}", calls, describe, detail=True)
 
     def collective(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling() or getattr(self, "disabled", False):
             return method(self, *args, **kwargs)
-        if group.waiting is None:
+        if not group.depth:
             return recorded(self, *args, **kwargs)
+        if group.waiting is None:
+            return method(self, *args, **kwargs)
         try:
             group.waiting.append((name, own((self, *args), kwargs)))
         except Exception as error:
@@ -113,6 +132,5 @@ def _plain(value: Any) -> Any:
     return value.name.lower() if type(value).__name__ == "RedOpType" else value
 
 
-def _name_of_group(communicator: Any) -> tuple[str, Any]:
-    """As the engine's groups are told to the recorder."""
-    return "group", f"c10d/{getattr(communicator.group, 'group_name', '')}"
+def _given_group(communicator: Any) -> tuple[str, Any]:
+    return "group", c10d_group(communicator.group)

@@ -86,6 +86,15 @@ def all_reduce_over_shared_memory(call: Invocation) -> KernelInstance:
     return all_reduce(call, call.tensor("data"), lambda: call.tensor("data"))
 
 
+@family("all_reduce", "pynccl::all_reduce", "pynccl::outplace_all_reduce")
+def all_reduce_by_nccl(call: Invocation) -> KernelInstance:
+    """As vLLM binds it (`in_tensor`, returned), and SGLang (`tensor`, in place)."""
+    if call["op"] not in ("sum", None):
+        raise Unrecognized("no sum")
+    x = call.tensor("in_tensor", "tensor")
+    return all_reduce(call, x, lambda: x if x is call["tensor"] else call.result)
+
+
 @family("all_reduce", "_c10d_functional::all_reduce", "_c10d_functional::all_reduce_")
 def all_reduce_functional(call: Invocation) -> KernelInstance:
     if call["reduce_op"] != "sum":
@@ -114,11 +123,11 @@ def all_gather_into_tensor(call: Invocation) -> KernelInstance:
 @family("all_gather", "pynccl::all_gather")
 def all_gather_by_nccl(call: Invocation) -> KernelInstance:
     """As the engines bind it; lists are tensors that NCCL gathers together."""
-    own, whole = call["input_tensor"], call["output_tensor"]
+    own, whole, sizes = call["input_tensor"], call["output_tensor"], call["sizes"]
+    if sizes is not None and sizes != [None] * len(sizes):
+        raise Unrecognized("parts of different sizes")
     if isinstance(own, list) and isinstance(whole, list):
         return all_gather_together(call, own, whole)
-    if call["sizes"] is not None:
-        raise Unrecognized("parts of different sizes")
     return all_gather(call, call.tensor("input_tensor"), lambda: call.tensor("output_tensor"))
 
 

@@ -78,13 +78,13 @@ def _unnamed_outputs(nodes: Nodes, binding: Binding, unnamed: dict[str, Pointer]
 
 
 def _takers(nodes: Nodes, ends: dict[str, str]) -> int:
-    """How many operators take the one node of `ends`, one that takes it twice counted twice; 0, where there is none or
-    are several."""
+    """How many operators take the one node of `ends`; 0, where there is none or are several. One that comes after the
+    kernel and takes it twice, as experts may their tokens, is two."""
     operation = nodes.find(next(iter(ends.values()), "")) if len(ends) == 1 else None
     if not isinstance(operation, Operation):
         return 0
-    taken = (other.takes(operation.name) for other in nodes.fragment.operations.values())
-    return operation.users + sum(times - 1 for times in taken if times)
+    after = (other for other in nodes.fragment.operations.values() if not nodes.computed(other.name))
+    return operation.users + sum(max(0, other.takes(operation.name) - 1) for other in after)
 
 
 def _matching_ends(nodes: Nodes, binding: Binding, pointer: Pointer) -> dict[str, str]:

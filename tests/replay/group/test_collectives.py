@@ -325,10 +325,17 @@ class Communicator:
         self.asked.append("end")
 
 
+@pytest.fixture(autouse=True)
+def engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are there."""
+    monkeypatch.setattr("kcap.replay.group.collectives.find_spec", lambda name: name)
+
+
 def by_nccl(communicator: Communicator, name: str, **values: Value) -> tuple[Any, Any, Call]:
     """The operator and the rule of a call of the engine's communicator in a group of two."""
-    coordinator = SimpleNamespace(device_communicator=SimpleNamespace(pynccl_comm=communicator))
-    peers: Any = SimpleNamespace(size=2, rank=0, world=1, engine_group=lambda *_: coordinator)
+    coordinator = SimpleNamespace(pynccl_comm=communicator)
+    engines = {"vllm": SimpleNamespace(device_communicator=None), "sglang": coordinator}  # the second one has it
+    peers: Any = SimpleNamespace(size=2, rank=0, world=1, engine_group=lambda engine, _: engines[engine])
     args = [Argument(name=name, value=value) for name, value in {**values, "group": PAIR}.items()]
     collective = call(f"pynccl::{name}").model_copy(update={"args": args})
     return *resolve_collective(collective, peers), collective
@@ -355,14 +362,17 @@ def test_collectives_of_one_nccl_group_are_launched_together() -> None:
     operator.call(some[:2], some[2:], None)
     asked = [one if isinstance(one, str) else (one[0], *map(len, one[1:])) for one in communicator.asked]
     assert asked == ["start", ("all_gather", 0, 2), ("all_gather", 1, 3), "end"]
+    with pytest.raises(IndexError):
+        operator.call(some[:2], some[:1], None)
+    assert communicator.asked[-1] == "end"  # whatever happens in between
 
 
 @pytest.mark.parametrize(
     ("name", "available", "more", "reason"),
     [
-        ("all_gather", False, {}, "it needs GPUs"),
-        ("all_gather", True, {"sizes": None}, "does not do this"),
-        ("broadcast", True, {}, "does not do this"),
+        ("all_gather", False, {}, "no engine here has an NCCL communicator that does this: it needs GPUs"),
+        ("all_gather", True, {"sizes": None}, "that does this"),
+        ("broadcast", True, {}, "that does this"),
         ("group", True, {}, "does not know how to call"),
     ],
 )

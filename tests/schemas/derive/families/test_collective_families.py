@@ -109,6 +109,9 @@ def test_the_engines_own_binding_of_nccl_gathers_and_scatters():
     assert declined("pynccl::reduce_scatter", op="max", **scattered)
     assert declined("pynccl::reduce_scatter", op="sum", sizes=[2, 4], **scattered)
     assert declined("pynccl::all_gather", sizes=[2, 4], **both)
+    reduced = checked(kernel_of("pynccl::all_reduce", group=TP2, tensor=x, op="sum"))
+    assert reduced.name == kernel_of("pynccl::outplace_all_reduce", group=TP2, in_tensor=x, op="sum").name
+    assert reduced.name == "all_reduce_ws2_h8" and declined("pynccl::all_reduce", group=TP2, in_tensor=x, op="max")
 
 
 def test_tensors_that_nccl_gathers_together_are_stacked_each():
@@ -122,3 +125,6 @@ def test_tensors_that_nccl_gathers_together_are_stacked_each():
         torch.testing.assert_close(kernel.outputs[f"output_{number}"].get(), parts[number])
     assert kernel.touched is not None and kernel.touched() == 3 * sum(x.nbytes for x in own)
     assert declined("pynccl::all_gather", group=TP2, input_tensor=[own[0], own[0][:2]], output_tensor=whole[:2])
+    lists = {"input_tensor": own, "output_tensor": whole}
+    assert declined("pynccl::all_gather", group=TP2, sizes=[[2, 4]] * 3, **lists)
+    assert kernel_of("pynccl::all_gather", group=TP2, sizes=[None] * 3, **lists).name == kernel.name
