@@ -51,6 +51,7 @@ class Externals:
         self._operators: dict[tuple[str, tuple[str, ...], bool, bool], int] = {}
         self._launches: dict[bytes, int] = {}
         self._written: set[str] = set()
+        self._groups: set[str] = set()
         self._thread = PerThread()
 
     @property
@@ -78,6 +79,14 @@ class Externals:
             assert self._host.recorder is not None
             number = self._operators[key] = self._host.recorder.operator(name, arguments, work, region)
         return number
+
+    def group(self, size: int, rank: int) -> str:
+        """The name of a process group of which a call tells but its size and this process's rank in it."""
+        name = f"rank {rank} of {size}"
+        if name not in self._groups and self._host.recorder is not None:
+            self._host.recorder.group(name, 0, size, rank)
+            self._groups.add(name)
+        return name
 
     def launch(self, fields: dict[str, Any]) -> int | None:
         """The number of what a kernel is launched with: the fields of a schemas Launch. None: there are too many.

@@ -20,6 +20,8 @@ CLOSED = frozenset({"cpp", "tvm"})
 
 def seam_of(call: Call) -> Seam | None:
     """The seam of a kernel; None where it has none."""
+    if call.group is not None:
+        return None
     if call.namespace == "triton":
         return "launch" if call.launch is not None and call.launch.kernel else None
     if call.namespace in LIBRARIES:

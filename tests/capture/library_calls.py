@@ -45,6 +45,9 @@ class Heard:
         self._depth.value = self.inside - 1
         self.left += 1
 
+    def group(self, size: int, rank: int) -> str:
+        return f"{rank} of {size}"
+
     def failed(self, tap: str, error: BaseException) -> None:
         self.failures.append((tap, f"{type(error).__name__}: {error}"))
 

@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +65,10 @@ exec("@flashinfer_api(trace=lambda: None)\\ndef without_source(x): return x")
 @same
 def layernorm(input, weight):
     return untold(input)
+
+@flashinfer_api
+def allreduce_fusion(input, workspace, pattern):
+    return input
 """
 DECODE = """
 import functools
@@ -342,3 +347,11 @@ def test_a_package_without_any_api_says_that_the_tap_is_off(heard: Heard, unmark
     flashinfer.install(heard)
     unmarked("")
     assert heard.failures == [("flashinfer", "KcapError: no function to record in flashinfer")]
+
+
+@pytest.mark.parametrize("workspace", [SimpleNamespace(world_size=4, rank=1), X])
+def test_a_collective_tells_the_group_of_its_workspace(heard: Heard, library: Any, workspace: Any) -> None:
+    library.norm.allreduce_fusion(X, workspace, 1)
+    ((operator, arguments),) = heard.calls
+    assert operator == "flashinfer::allreduce_fusion"
+    assert arguments.get("group") == (None if workspace is X else "1 of 4")

@@ -15,7 +15,7 @@ from kcap.schemas.recording.recording import Argument, load, write_recording
 from kcap.schemas.recording.records import Call, Count, Launch, Metadata
 from kcap.schemas.recording.seam import seam_of
 from kcap.schemas.recording.signature import call_key
-from kcap.schemas.recording.values import TensorSpec
+from kcap.schemas.recording.values import Group, TensorSpec
 from kcap.schemas.results import coverage
 from kcap.schemas.results.coverage import KernelTime, StepCoverage
 from kcap.schemas.results.measurement import Measurement, Roofline, write_measurements
@@ -147,7 +147,10 @@ def test_times_of_another_recording_are_refused(kcap: Kcap, recorded: Path, tmp_
     ],
 )
 def test_a_seam_is_where_a_kernel_can_be_put_in(operator: str, launch: Launch | None, seam: str | None) -> None:
-    assert seam_of(call(0, operator, launch, decode=1)) == seam
+    kernel = call(0, operator, launch, decode=1)
+    assert seam_of(kernel) == seam
+    in_group = [*kernel.args, Argument(name="group", value=Group(2, 0))]
+    assert seam_of(kernel.model_copy(update={"args": in_group})) is None
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

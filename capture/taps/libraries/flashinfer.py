@@ -25,6 +25,7 @@ DECORATOR = "@flashinfer_api"
 MARKING = "flashinfer.api_logging"
 PLANS = ("plan", "begin_forward")
 HOST = (*PLANS, "end_forward", "reset_workspace_buffer")
+WORKSPACE = "workspace"
 METHODS = (*HOST, "run", "forward", "run_return_lse", "forward_return_lse")
 
 
@@ -132,6 +133,8 @@ def _wrap(function: Function, name: str, calls: Calls, plans: Plans) -> Function
     if hasattr(function, MARK):
         return function
     names, operator = binder(function), f"{PACKAGE}::{name}"
+    if WORKSPACE in names.positional and not names.takes_self:
+        return wrap(function, operator, calls, lambda args, kwargs: _with_group(names(args, kwargs), calls))
     if not names.takes_self:
         return wrap(function, operator, calls)
 
@@ -145,6 +148,15 @@ def _wrap(function: Function, name: str, calls: Calls, plans: Plans) -> Function
     if _is_plan(last):
         return wrap(plans.keeping(function, names, calls), operator, calls, without_self, work=False)
     return wrap(function, operator, calls, with_plan, work=last not in HOST)
+
+
+def _with_group(pairs: Pairs, calls: Calls) -> Pairs:
+    """With the process group whose ranks share the workspace, if it is one of a collective."""
+    workspace = dict(pairs)[WORKSPACE]
+    size, rank = getattr(workspace, "world_size", None), getattr(workspace, "rank", None)
+    if not isinstance(size, int) or not isinstance(rank, int):
+        return pairs
+    return [*pairs, ("group", calls.listener.group(size, rank))]
 
 
 def _is_plan(name: str) -> bool:

@@ -49,6 +49,9 @@ class Listener(Protocol):
     def leave(self) -> None:
         """The call that began last on this thread has ended."""
 
+    def group(self, size: int, rank: int) -> str:
+        """What to report for a process group of which a call tells but its size and this process's rank in it."""
+
     def failed(self, tap: str, error: BaseException) -> None:
         """The tap failed, not the library: to be noted in the Recording. The tap is off from now on."""
 

@@ -36,6 +36,17 @@ def run(inputs):
     return inputs.to(torch.float32).sum(dim=0).to(inputs.dtype)
 """
 
+SUM_AND_NORM = """import torch
+
+
+@torch.no_grad()
+def run(inputs, residual, weight):
+    assert inputs.shape[::2] == ({ranks}, {h})
+    x = inputs.to(torch.float32).sum(dim=0) + residual.to(torch.float32)
+    y = x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + {eps!r})
+    return (y * weight.to(torch.float32)).to(inputs.dtype), x.to(residual.dtype)
+"""
+
 STACK = """import torch
 
 
@@ -78,6 +89,37 @@ def all_reduce_returned(call: Invocation) -> KernelInstance:
 @family("all_reduce", "sglang::inplace_all_reduce")
 def all_reduce_in_place(call: Invocation) -> KernelInstance:
     return all_reduce(call, call.tensor("tensor"), lambda: call.tensor("tensor"))
+
+
+@family("all_reduce", "flashinfer::allreduce_fusion")
+def all_reduce_by_flashinfer(call: Invocation) -> KernelInstance:
+    """Alone, or with the residual that is added and the norm after it (its AllReduceFusionPattern, 0.6.11)."""
+    if call["pattern"] == 0:
+        return all_reduce(call, call.tensor("input"), lambda: call.result)
+    if call["pattern"] != 1 or call["weight_bias"]:
+        raise Unrecognized("it quantizes, or does more than a norm")
+    x, residual, weight = call.tensor("input"), call.tensor("residual_in"), call.tensor("rms_gamma")
+    normed, added = call.tensor("norm_out"), call.tensor("residual_out")
+    ranks, h, eps = group_of(call).size, x.shape[-1], call.number("rms_eps")
+    return KernelInstance(
+        name=f"all_reduce_fused_add_rmsnorm{abbreviate(x.dtype, torch.bfloat16)}_ws{ranks}_h{h}",
+        op_type="comm",
+        axes={"world_size": ranks, "num_tokens": None, "hidden_size": h},
+        inputs={
+            "inputs": tensor_arg(x.expand(ranks, *x.shape), *OF_ALL),
+            "residual": tensor_arg(residual, *OF_RANK),
+            "weight": tensor_arg(weight, "hidden_size"),
+        },
+        outputs={
+            "output": lazy_arg(x.dtype, OF_RANK, lambda: normed),
+            "residual_out": lazy_arg(residual.dtype, OF_RANK, lambda: added),
+        },
+        reference=SUM_AND_NORM.format(ranks=ranks, h=h, eps=eps),
+        description=f"The sum over {ranks} ranks and a residual, and its root mean square norm, epsilon {eps:g}.",
+        tags=("fused",),
+        flops=(ranks + 5) * x.numel(),
+        touched=lambda: 2 * total_bytes(x) + 2 * total_bytes(residual) + total_bytes(weight),
+    )
 
 
 @family("all_reduce", "_C::shm_allreduce")

@@ -128,3 +128,22 @@ def test_tensors_that_nccl_gathers_together_are_stacked_each():
     lists = {"input_tensor": own, "output_tensor": whole}
     assert declined("pynccl::all_gather", group=TP2, sizes=[[2, 4]] * 3, **lists)
     assert kernel_of("pynccl::all_gather", group=TP2, sizes=[None] * 3, **lists).name == kernel.name
+
+
+def test_flashinfer_adds_a_residual_to_the_sum_and_norms_it():
+    stacked, residual, weight = randn(2, 5, 16), randn(5, 16, seed=3), randn(16, seed=4)
+    arguments = {"input": stacked[0], "residual_in": residual, "rms_gamma": weight, "rms_eps": 1e-5, "group": TP2}
+    outputs = {"norm_out": torch.empty(5, 16).bfloat16(), "residual_out": torch.empty(5, 16).bfloat16()}
+    kernel = kernel_of("flashinfer::allreduce_fusion", pattern=1, **arguments, **outputs)
+    assert kernel.name == "all_reduce_fused_add_rmsnorm_ws2_h16" and checked(kernel).op_type == "comm"
+    normed, added = compile_reference(kernel.reference, kernel.name)(stacked, residual, weight)
+    truth = stacked.double().sum(0) + residual.double()
+    torch.testing.assert_close(added, truth.bfloat16())
+    expected = torch.nn.functional.rms_norm(truth, (16,), weight.double(), 1e-5)
+    torch.testing.assert_close(normed, expected.bfloat16())
+    assert kernel.outputs["output"].get() is outputs["norm_out"]
+    alone = kernel_of("flashinfer::allreduce_fusion", pattern=0, **arguments, output=torch.empty(5, 16).bfloat16())
+    assert alone.name == "all_reduce_ws2_h16"
+    assert declined("flashinfer::allreduce_fusion", pattern=2, **arguments, **outputs)
+    assert declined("flashinfer::allreduce_fusion", pattern=1, weight_bias=1.0, **arguments, **outputs)
+    assert declined("flashinfer::allreduce_fusion", pattern=1, **{**arguments, "group": None}, **outputs)
