@@ -58,11 +58,23 @@ class _Finder(importlib.abc.MetaPathFinder):
 _finder = _Finder()
 
 
-def when_imported(name: str, hook: Hook) -> None:
-    """Run `hook(module)` now if `name` is imported already, else right after it has been."""
+def when_imported(name: str, hook: Hook) -> Callable[[], None]:
+    """Run `hook(module)` now if `name` is imported already, else right after it has been.
+
+    Returns what takes it back: until then, what `hook` holds is held.
+    """
     if name in sys.modules:
         hook(sys.modules[name])
-        return
+        return lambda: None
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    _finder.hooks.setdefault(name, []).append(hook)
+    waiting = _finder.hooks.setdefault(name, [])
+    waiting.append(hook)
+
+    def undo() -> None:
+        if hook in waiting:
+            waiting.remove(hook)
+        if not waiting and _finder.hooks.get(name) is waiting:
+            del _finder.hooks[name]
+
+    return undo

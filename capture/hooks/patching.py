@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable
 from types import ModuleType
 from typing import Any
 
+from kcap.capture.hooks.imports import Hook, when_imported
+
 PARTIALS = (functools.partial, functools.partialmethod)
 _PARTIAL_IDS = frozenset(map(id, PARTIALS))
 
@@ -115,6 +117,10 @@ class Methods:
                 delattr(owner, name) if own is None else setattr(owner, name, own)
 
         self._undone.append(undo)
+
+    def when_imported(self, name: str, hook: Hook) -> None:
+        """Run `hook(module)` once the module is imported, unless `undo` comes before."""
+        self._undone.append(when_imported(name, hook))
 
     def undo(self) -> None:
         self.on = False

@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakSet
 
-from kcap.capture.hooks.imports import when_imported
 from kcap.capture.taps.external import contained
 from kcap.capture.taps.kernels.launches import CompiledKernels
 
@@ -26,7 +25,7 @@ class PythonOperators(CompiledKernels):
 
     def _hook_all(self) -> None:
         self._turned_off: WeakSet[Any] = WeakSet()
-        when_imported("torch._ops", self._hook)
+        self._methods.when_imported("torch._ops", self._hook)
 
     def uninstall(self) -> None:
         super().uninstall()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import kcap
+from kcap.capture.hooks.imports import _finder
 from kcap.errors import CallError
 
 A = torch.eye(4)
@@ -87,3 +92,20 @@ def test_under_kcap_record_it_says_who_records_already(tmp_path: Path) -> None:
     assert error.startswith(f"kcap record (process {parent}) records this program already, into {tmp_path / 'outer'}: ")
     assert adds(tmp_path / "outer") == 1
     assert not (tmp_path / "inner").exists()
+
+
+def test_a_recording_that_ended_is_held_by_nothing(tmp_path: Path) -> None:
+    """Neither by what waits for modules that are never imported."""
+
+    def window() -> weakref.ref[Any]:
+        with kcap.record(tmp_path / "out") as recorder:
+            assert len(_finder.hooks["sglang.srt.distributed.device_communicators.pynccl"]) > 0
+        return weakref.ref(recorder._window)
+
+    before = {name: len(hooks) for name, hooks in _finder.hooks.items()}
+    ended, deadline = window(), time.monotonic() + 20  # the thread that watches it ends a little later
+    while ended() is not None and time.monotonic() < deadline:
+        time.sleep(0.1)
+        gc.collect()
+    assert ended() is None
+    assert {name: len(hooks) for name, hooks in _finder.hooks.items()} == before

@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from kcap.capture.hooks.imports import when_imported
 from kcap.capture.taps.external import Externals, contained
 from kcap.capture.taps.kernels.launches import CompiledKernels
 
@@ -32,8 +31,8 @@ class AheadOfTime(CompiledKernels):
         self._packages: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
     def _hook_all(self) -> None:
-        when_imported("torch._C._aoti", self._hook_runners)
-        when_imported("torch._inductor.codecache", self._hook_wrapper)
+        self._methods.when_imported("torch._C._aoti", self._hook_runners)
+        self._methods.when_imported("torch._inductor.codecache", self._hook_wrapper)
 
     @contained
     def _hook_runners(self, module: ModuleType) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from kcap.capture.hooks.imports import when_imported
 from kcap.capture.taps.external import contained
 from kcap.capture.taps.kernels.launches import CompiledKernels
 
@@ -20,7 +19,7 @@ class Dynamo(CompiledKernels):
     name = "dynamo"
 
     def _hook_all(self) -> None:
-        when_imported("torch._dynamo.callback", self._hook)
+        self._methods.when_imported("torch._dynamo.callback", self._hook)
 
     @contained
     def _hook(self, module: ModuleType) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from kcap.capture.hooks.imports import when_imported
 from kcap.capture.hooks.patching import Methods
 from kcap.version import __version__
 
@@ -105,8 +104,8 @@ class Annotations:
         self.trouble = ""  # for the tap's health
 
     def install(self) -> None:
-        when_imported("torch.compiler.config", _tag)
-        when_imported(self._module, self._hook)
+        self._methods.when_imported("torch.compiler.config", _tag)
+        self._methods.when_imported(self._module, self._hook)
 
     def uninstall(self) -> None:
         self._methods.undo()

@@ -11,7 +11,6 @@ from types import BuiltinFunctionType, FrameType, ModuleType
 from typing import Any
 
 from kcap.capture.hooks.identity import ByIdentity
-from kcap.capture.hooks.imports import when_imported
 from kcap.capture.taps.external import MOST_LAUNCHES, Externals, contained
 from kcap.capture.taps.kernels.fragments import Annotations, bound_in, fragment_of
 from kcap.capture.taps.kernels.launches import ABSENT, CompiledKernels, Launches, Specialization, keep_fragment, picker
@@ -32,7 +31,7 @@ class Inductor(CompiledKernels):
         self._annotations = Annotations("torch._inductor.codegen.triton", "TritonScheduling")
 
     def _hook_all(self) -> None:
-        when_imported("torch._inductor.runtime.triton_heuristics", self._hook)
+        self._methods.when_imported("torch._inductor.runtime.triton_heuristics", self._hook)
         self._annotations.install()
 
     @contained
@@ -203,7 +202,7 @@ class InductorCpp(CompiledKernels):
         self._rebound: list[tuple[ModuleType, str, Any, Any]] = []
 
     def _hook_all(self) -> None:
-        when_imported("torch._inductor.async_compile", self._hook)
+        self._methods.when_imported("torch._inductor.async_compile", self._hook)
         self._annotations.install()
 
     @contained

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from kcap.capture.hooks.imports import when_imported
 from kcap.capture.taps.external import Externals, contained
 from kcap.capture.taps.kernels.launches import CompiledKernels, Kernel, Launches
 
@@ -42,7 +41,7 @@ class Triton(CompiledKernels):
             ("triton.runtime.autotuner", "Autotuner", "_bench", self._bench),
             ("triton.compiler.compiler", "CompiledKernel", "__getitem__", self._compiled),
         ):
-            when_imported(module, functools.partial(self._hook, kind=kind, method=method, around=around))
+            self._methods.when_imported(module, functools.partial(self._hook, kind=kind, method=method, around=around))
 
     def _health(self) -> tuple[str, str]:
         if not self._seen:

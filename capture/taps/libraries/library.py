@@ -172,9 +172,7 @@ class LibraryTap:
         self._sizes: dict[str, int] = {}
         self._found = 0
         self._lock = threading.RLock()
-        for package in packages:
-            if not _initializing(package):
-                when_imported(package, self._imported)
+        self._waits = [when_imported(name, self._imported) for name in packages if not _initializing(name)]
 
     def __len__(self) -> int:
         """How many functions it records."""
@@ -222,6 +220,8 @@ class LibraryTap:
         """Give every function back."""
         self.calls.off = True
         self._patches.undo()
+        for undo in self._waits:
+            undo()
 
 
 def _initializing(package: str) -> bool:
