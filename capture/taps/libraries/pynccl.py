@@ -133,4 +133,4 @@ def _plain(value: Any) -> Any:
 
 
 def _given_group(communicator: Any) -> tuple[str, Any]:
-    return "group", c10d_group(communicator.group)
+    return "group", c10d_group(getattr(communicator, "group", None))
