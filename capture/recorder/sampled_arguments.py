@@ -59,7 +59,7 @@ RANGE_ARGUMENTS = frozenset({"repeats", "offsets", "lengths", "shifts"})
 
 PRIVATE = frozenset({"id", "ids", "ptrs"})
 COUNTS = frozenset(
-    {"cu", "cum", "cumsum", "indptr", "len", "length", "lengths", "lens", "num", "offset", "offsets", "seqlen"}
+    {"cu", "cum", "cumsum", "indptr", "len", "length", "lengths", "lens", "num", "offset", "offsets", "reach", "seqlen"}
     | {"seqlens", "seqused", "sizes"}  # and no `counts`: of a vocabulary they tell which tokens there were
 )
 TOKENS = frozenset({"prompt", "text", "tok", "token", "tokens", "toks", "vocab", "word", "words"})

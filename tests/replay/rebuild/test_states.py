@@ -65,3 +65,33 @@ def test_rejection_sampling_needs_no_token_ids(operator: str) -> None:
     wide = TensorSpec((4, 3), "int64", storage=3)
     bound = prepared(operator, dict.fromkeys(names, wide), {})
     assert [int(bound.contents[str(place)].abs().max()) for place in range(4)] == [0, 0, 0, 0]
+
+
+def test_a_pass_of_states_keeps_those_into_which_it_puts_the_last_ones() -> None:
+    operator = "triton::_state_passing_fwd_kernel.s01234567"
+    values: dict[str, Value] = {"final_states_ptr": STATES, "final_state_indices_ptr": indices(2)}
+    bound = prepared(operator, values, {"final_state_indices_ptr": torch.tensor([[2000], [7]])})
+    assert bound.spec("final_states_ptr").shape[0] == 3
+    alone: dict[str, Value] = {"states_ptr": STATES, "final_states_ptr": None}
+    assert prepared(operator, alone, {}).spec("states_ptr") == STATES
+
+
+def test_what_a_mamba_models_pages_are_put_together_in_needs_no_sample() -> None:
+    bound = prepared("triton::_mamba_align_block_table_kernel.s01234567", {"out_ptr": indices(4)}, {})
+    assert bound.contents["0"].abs().max() == 0
+
+
+def test_checkpoints_of_states_are_replayed_where_no_table_says_which_are_read() -> None:
+    operator = "triton::store_cache_checkpoints_kernel.s01234567"
+    values: dict[str, Value] = {
+        "conv_state_ptr": STATES,
+        "recurrent_state_ptr": STATES,
+        "token_indices_ptr": indices(2),
+    }
+    values["checkpoint_state_indices_ptr"] = indices(2)
+    slots = {"checkpoint_state_indices_ptr": torch.tensor([[40], [0]])}
+    bound = prepared(operator, values, slots)
+    assert bound.spec("conv_state_ptr").shape[0] == bound.spec("recurrent_state_ptr").shape[0] == 2
+    for constant in ("HAS_RECURRENT_ROWS", "HAS_TOKEN_MAP"):
+        with pytest.raises(Skip, match="tables that no Sample holds"):
+            prepared(operator, {**values, constant: True}, slots)

@@ -1,8 +1,8 @@
 """Replay rules of the kernels by which vLLM's V2 runner keeps its requests' states on the GPU; none is a family's.
 
 Their indices are in the Samples. What else they have of integers is token ids, which are private and only copied, and
-tables of addresses, which say nothing later and are made anew. Read in vllm/v1/worker/gpu of vLLM 0.32.0, its files
-`block_table`, `buffer_utils` and `input_batch`.
+tables of addresses, which say nothing later and are made anew. Read in vllm/v1/worker/gpu of vLLM 0.32 and 0.33, its
+files `block_table`, `buffer_utils` and `input_batch`.
 """
 
 from __future__ import annotations

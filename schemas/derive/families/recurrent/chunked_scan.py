@@ -27,7 +27,7 @@ from kcap.schemas.derive.families.recurrent.chunks import (
     read_bytes,
 )
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values
-from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, tensor_arg
+from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
 
 CUMSUM = """    assert dt.shape[1] == {nheads}
@@ -50,6 +50,7 @@ STATE = """    assert x.shape[1:] == ({nheads}, {head_dim}) and B.shape[1:] == (
 
 PASSING = """    assert states.shape[1:] == ({nheads}, {state_size}) and dA_cumsum.shape[2] == {chunk_size}
     passed = torch.zeros(states.shape, dtype=torch.float32, device=states.device)
+    final = []
     lasts = last_chunk_indices.tolist()
     for sequence, last in enumerate(lasts):
         state = {initial}
@@ -57,8 +58,11 @@ PASSING = """    assert states.shape[1:] == ({nheads}, {state_size}) and dA_cums
             decay = torch.exp(dA_cumsum[:, chunk, -1].to(torch.float32))
             state = decay[:, None] * state + states[chunk].to(torch.float32)
             passed[chunk] = state
-    return passed.to(torch.{dtype})
+        final.append(state)
+    return {returned}
 """
+
+FINAL = "torch.stack(final).to(torch.{dtype})"
 
 BMM = """    assert C.shape[1:] == B.shape[1:] == ({ngroups}, {dstate})
     shape = (len(chunk_starts), {ngroups}, {chunk_size}, {chunk_size})
@@ -190,7 +194,10 @@ def state_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
 
 @family("mamba2_state_passing", "triton::_state_passing_fwd_kernel")
 def state_passing(call: Invocation) -> KernelInstance:
-    """`states_ptr`, `out_ptr`: [chunks, heads, state size], `initstates_ptr`: [sequences, heads, state size]."""
+    """`states_ptr`, `out_ptr`: [chunks, heads, state size], `initstates_ptr`: [sequences, heads, state size].
+
+    Since vLLM 0.33 each sequence's last state is put into a cache, `final_states_ptr`: [states, heads, state size].
+    """
     states, out, decays = (call.tensor(name) for name in ("states_ptr", "out_ptr", "dA_cs_ptr"))
     initial, lasts = call.optional("initstates_ptr"), call.tensor("last_chunk_indices_ptr")
     inputs = {
@@ -200,9 +207,14 @@ def state_passing(call: Invocation) -> KernelInstance:
     }
     if initial is not None:
         inputs["initial_states"] = tensor_arg(initial, "num_seqs", *FLAT[1:], description=INITIAL)
+    outputs = {"passed": tensor_arg(out, *FLAT, description="The state after each chunk.")}
+    if (cache := call.optional("final_states_ptr")) is not None:
+        at = call.tensor("final_state_indices_ptr")
+        outputs["final_states"] = lazy_arg(cache.dtype, ("num_seqs", *FLAT[1:]), lambda: cache[at.long()])
     (_, h, n), c = states.shape, decays.shape[2]
-    words = "" if initial is not None else "_noinitial"
+    words = ("" if initial is not None else "_noinitial") + ("" if cache is None else "_final")
     words += abbreviate(states.dtype, torch.float32) + abbreviate(out.dtype, states.dtype).replace("_", "_out")
+    passed = f"passed.to(torch.{dtype_name(out.dtype)})"
     zeros = "torch.zeros(states.shape[1:], dtype=torch.float32, device=states.device)"
 
     return chunk_kernel(
@@ -210,11 +222,11 @@ def state_passing(call: Invocation) -> KernelInstance:
         "mamba2_state_passing",
         {"nheads": h, "state_size": n, "chunk_size": c},
         inputs,
-        {"passed": tensor_arg(out, *FLAT, description="The state after each chunk.")},
+        outputs,
         PASSING,
         {
             "initial": "initial_states[sequence].to(torch.float32)" if initial is not None else zeros,
-            "dtype": dtype_name(out.dtype),
+            "returned": passed if cache is None else f"{passed}, {FINAL.format(dtype=dtype_name(cache.dtype))}",
         },
         "The states of Mamba-2 after each chunk, passed on along each sequence.",
         passing_work,

@@ -7,7 +7,7 @@ import torch
 from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.families import ReplayRule, replay_rule, valid_input
 from kcap.schemas.derive.families.recurrent.chunks import DELTA_TYPES, forgetting_rates
-from kcap.schemas.derive.index_arguments import renumber_densely, shrink_caches
+from kcap.schemas.derive.index_arguments import renumber_densely, set_zeros, shrink_caches
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values
 from kcap.schemas.derive.kernel import TensorArg, lazy_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
@@ -99,6 +99,32 @@ class ConvolutionUpdate(ReplayRule):
 class Convolution(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
         shrink_states(bound, ("initial_states_ptr",), "cache_indices_ptr")
+
+
+@replay_rule("triton::_state_passing_fwd_kernel")
+class StatePassing(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        if bound["final_states_ptr"] is not None:
+            shrink_states(bound, ("final_states_ptr",), "final_state_indices_ptr")
+
+
+@replay_rule("triton::_mamba_align_block_table_kernel")
+class AlignedStates(ReplayRule):
+    """The states of a request among its pages, by its length."""
+
+    def prepare(self, bound: BoundCall) -> None:
+        set_zeros(bound, "out_ptr")
+
+
+@replay_rule("triton::store_cache_checkpoints_kernel")
+class StateCheckpoints(ReplayRule):
+    """States within a prompt, which a prefix cache keeps."""
+
+    def prepare(self, bound: BoundCall) -> None:
+        if bound["HAS_RECURRENT_ROWS"] or bound["HAS_TOKEN_MAP"]:
+            raise Skip("it reads tokens or states by tables that no Sample holds")
+        set_zeros(bound, "recurrent_rows_ptr", "token_indices_ptr")
+        shrink_states(bound, ("conv_state_ptr", "recurrent_state_ptr"), "checkpoint_state_indices_ptr")
 
 
 @replay_rule("_C::selective_scan_fwd")

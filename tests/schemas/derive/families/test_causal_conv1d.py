@@ -50,18 +50,26 @@ def decode(slots: list[int], dim: int, width: int, dtype: torch.dtype = torch.fl
     }
 
 
+def of_prefix_cache(kernel: Launcher) -> dict[str, bool]:
+    """The constant of releases before 0.33, which have arguments for a prefix cache, too; here there is none."""
+    return {"IS_APC_ENABLED": False} if "IS_APC_ENABLED" in kernel.kernel.arg_names else {}
+
+
 def updating(kernel: Launcher) -> Any:
+    cached = of_prefix_cache(kernel)
+
     def run(**call: Any) -> None:
+        none = (None,) * (4 if cached else 2)
         x, state, width = call["x_ptr"], call["conv_state_ptr"], call["w_ptr"].shape[1]
         kernel[(len(x), 1)](
-            *(x, call["w_ptr"], call["bias_ptr"], state, call["conv_state_indices_ptr"], *(None,) * 4, call["o_ptr"]),
+            *(x, call["w_ptr"], call["bias_ptr"], state, call["conv_state_indices_ptr"], *none, call["o_ptr"]),
             *(len(x), x.shape[1], 1, width - 1, len(state), *x.stride(), *call["w_ptr"].stride(), *state.stride()),
             *(1, *call["o_ptr"].stride(), call["null_block_id"]),
             HAS_BIAS=call["bias_ptr"] is not None,
             KERNEL_WIDTH=width,
             SILU_ACTIVATION=call["SILU_ACTIVATION"],
             IS_VARLEN=False,
-            IS_APC_ENABLED=False,
+            **cached,
             IS_SPEC_DECODING=False,
             NP2_STATELEN=4,
             HAS_NULL_BLOCK=call["HAS_NULL_BLOCK"],
@@ -106,19 +114,22 @@ def prefill(counts: list[int], slots: list[int], dtype: torch.dtype = torch.floa
 
 
 def forwarding(kernel: Launcher) -> Any:
+    cached = of_prefix_cache(kernel)
+
     def run(**call: Any) -> None:
+        none, page = ((None,) * 4, (1,)) if cached else ((), ())
         x, state, counts = call["x_ptr"], call["initial_states_ptr"], call["query_start_loc_ptr"].diff().tolist()
         chunks = [(row, chunk) for row, count in enumerate(counts) for chunk in range(-(-count // 8))]
         batch, offset = torch.tensor(chunks, dtype=torch.int32).T.contiguous()
         kernel[(len(chunks), 1)](
             *(x, call["w_ptr"], call["bias_ptr"], state, call["cache_indices_ptr"], call["has_initial_states_ptr"]),
-            *(call["query_start_loc_ptr"], batch, offset, None, None, None, None, call["o_ptr"], len(x), len(state)),
-            *(*x.stride(), *call["w_ptr"].stride(), *state.stride(), 1, *call["o_ptr"].stride(), 1),
+            *(call["query_start_loc_ptr"], batch, offset, *none, call["o_ptr"], len(x), len(state)),
+            *(*x.stride(), *call["w_ptr"].stride(), *state.stride(), 1, *call["o_ptr"].stride(), *page),
             *(-1, call["null_block_id"]),
             HAS_BIAS=True,
             KERNEL_WIDTH=4,
             SILU_ACTIVATION=True,
-            IS_APC_ENABLED=False,
+            **cached,
             HAS_NULL_BLOCK=call["HAS_NULL_BLOCK"],
             NP2_STATELEN=4,
             BLOCK_M=8,

@@ -11,6 +11,7 @@ from agreement import agrees, checked, declined, kernel_of, randn
 from interpreted import Launcher, kernels
 from paging import starts
 
+from kcap.replay.datasets.reference import compile_reference
 from kcap.schemas.derive.cost import CostInputs, cost_of_instance
 from kcap.schemas.derive.families import cost_function_for, input_rules_for
 from kcap.schemas.derive.invocation import Unrecognized
@@ -72,13 +73,19 @@ def state(dtype: torch.dtype = torch.bfloat16) -> Arguments:
     }
 
 
-def passing(initial: bool, dtype: torch.dtype = torch.float32) -> Arguments:
+def passing(initial: bool, dtype: torch.dtype = torch.float32, final: bool = False) -> Arguments:
+    """`final`: the last states are put into a cache, as since vLLM 0.33."""
+    cache = {
+        "final_states_ptr": torch.full((6, H, D * S), 7.0, dtype=dtype),
+        "final_state_indices_ptr": torch.tensor([4, 0, 5], dtype=torch.int32),
+    }
     return {
         "states_ptr": randn(CHUNKS, H, D * S, dtype=torch.float32, seed=5),
         "out_ptr": torch.full((CHUNKS, H, D * S), 7.0, dtype=dtype),
         "dA_cs_ptr": places()["dA_cumsum_ptr"],
         "initstates_ptr": randn(3, H, D * S, dtype=dtype, seed=6) if initial else None,
         "last_chunk_indices_ptr": torch.tensor(LASTS, dtype=torch.int32),
+        **(cache if final else {}),
     }
 
 
@@ -149,11 +156,22 @@ def runs_state(found: dict[str, Launcher]) -> Callable[..., None]:
     return runs(found["_chunk_state_fwd_kernel"], (1, CHUNKS, H), fixed, **names)
 
 
-def runs_passing(found: dict[str, Launcher], initial: bool) -> Callable[..., None]:
+def keeps_final(found: dict[str, Launcher]) -> bool:
+    return "final_states_ptr" in found["_state_passing_fwd_kernel"].kernel.arg_names
+
+
+def runs_passing(found: dict[str, Launcher], initial: bool, final: bool = False) -> Callable[..., None]:
     fixed = {"dim": D * S, "chunk_size": C, "HAS_INITSTATES": initial, "BLOCK_SIZE": 256}
     names = {"states": of("states", "chunk", "head", "dim"), "out": of("out", "chunk", "head", "dim")}
     names |= {"dA_cs": PLACE_STRIDES["dA_cumsum"], "initstates": of("initstates", "batch", "head", "dim")}
-    return runs(found["_state_passing_fwd_kernel"], (1, len(LASTS), H), fixed, **names)
+    absent = {}
+    if keeps_final(found):
+        fixed["HAS_FINAL_STATES"] = final
+        names |= {"final_states": of("final_states", "slot", "head", "dim")}
+        names["final_state_indices"] = ("final_state_indices",)
+        absent = {"final_states_ptr": None, "final_state_indices_ptr": None}
+    run = runs(found["_state_passing_fwd_kernel"], (1, len(LASTS), H), fixed, **names)
+    return lambda **call: run(**absent | call)
 
 
 def runs_bmm(found: dict[str, Launcher], dtype: torch.dtype) -> Callable[..., None]:
@@ -209,6 +227,24 @@ def test_state_of_each_chunk_is_vllms(found: dict[str, Launcher], dtype: torch.d
 def test_states_are_passed_on_as_vllm_does(found: dict[str, Launcher], dtype: torch.dtype, initial: bool) -> None:
     instance = agrees(PASSING, runs_passing(found, initial), **passing(initial, dtype))
     assert ("_noinitial" in instance.name) != initial and ("_outbf16" in instance.name) == (dtype == torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_last_states_are_kept_as_vllm_does(found: dict[str, Launcher], dtype: torch.dtype) -> None:
+    if not keeps_final(found):
+        pytest.skip("this vLLM's kernel keeps no last states: 0.33 is the first whose does")
+    instance = agrees(PASSING, runs_passing(found, True, final=True), **passing(True, dtype, final=True))
+    assert "_final" in instance.name
+
+
+def test_the_last_states_are_the_last_that_were_passed_on() -> None:
+    kernel = kernel_of(PASSING, **passing(True, final=True))
+    given = [slot.get() for slot in kernel.inputs.values()]
+    passed, final = compile_reference(checked(kernel).reference, kernel.name)(*given)
+    assert torch.equal(final, passed[LASTS])
+    cache = torch.arange(6.0)[:, None, None].expand(6, H, D * S)
+    kernel = kernel_of(PASSING, **{**passing(True, final=True), "final_states_ptr": cache})
+    assert kernel.outputs["final_states"].get()[:, 0, 0].tolist() == [4, 0, 5]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

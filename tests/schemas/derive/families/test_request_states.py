@@ -56,13 +56,19 @@ def test_block_tables_are_made_behind_their_addresses() -> None:
     counts = torch.tensor([[0, 2, 0, 4]])
     strides = torch.tensor([WIDTH])
     contents = {"batch_idx_to_req_idx": REQUESTS, "block_table_strides": strides, "num_blocks_ptr": counts}
+    kernel, constants = runner_kernels()["_gather_block_tables_kernel"], {"BLOCK_SIZE": 16}
+    if "MASK_SLIDING_WINDOW" in kernel.kernel.arg_names:  # vLLM 0.33's: pages before the window are left out
+        reach = {"num_computed_tokens_ptr": 4, "sliding_window_reach_ptr": 1, "block_sizes_ptr": 1}
+        values |= {name: tensor(size) for name, size in reach.items()}
+        contents |= {name: torch.full((size,), 16) for name, size in reach.items()}
+        constants["MASK_SLIDING_WINDOW"] = True
     inputs = rebuilt("_gather_block_tables_kernel", values, contents)
     source, gathered = inputs.keep
     assert [int(inputs.args[place]) for place in (1, 2)] == [source.data_ptr(), gathered.data_ptr()]
     assert len(source) == len(gathered) == 6 * WIDTH
     source.copy_(torch.arange(24))
     gathered.fill_(-1)
-    runner_kernels()["_gather_block_tables_kernel"][1, 4](*inputs.args, BLOCK_SIZE=16)  # two rows pad the batch
+    kernel[1, 4](*inputs.args, **constants)  # two rows pad the batch
     assert gathered.reshape(6, WIDTH)[:4].tolist() == [[12, 13, 14, 15], [4, 5, -1, -1], [0] * 4, [0] * 4]
     with pytest.raises(Skip, match="block_table_strides"):
         rebuilt("_gather_block_tables_kernel", values, {"batch_idx_to_req_idx": REQUESTS, "num_blocks_ptr": counts})
