@@ -108,6 +108,7 @@ def test_a_process_that_nobody_asks_for_its_status_has_ended() -> None:
     assert not is_alive(child.pid)
 
 
+@pytest.mark.alone  # so many seconds of a machine that does nothing else
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_heeds_no_signal_has_ended_within_five_seconds(number: int, start: Start, tmp_path: Path) -> None:
     kcap = start(STUBBORN)
