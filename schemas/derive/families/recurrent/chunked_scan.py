@@ -50,7 +50,6 @@ STATE = """    assert x.shape[1:] == ({nheads}, {head_dim}) and B.shape[1:] == (
 
 PASSING = """    assert states.shape[1:] == ({nheads}, {state_size}) and dA_cumsum.shape[2] == {chunk_size}
     passed = torch.zeros(states.shape, dtype=torch.float32, device=states.device)
-    final = []
     lasts = last_chunk_indices.tolist()
     for sequence, last in enumerate(lasts):
         state = {initial}
@@ -58,11 +57,8 @@ PASSING = """    assert states.shape[1:] == ({nheads}, {state_size}) and dA_cums
             decay = torch.exp(dA_cumsum[:, chunk, -1].to(torch.float32))
             state = decay[:, None] * state + states[chunk].to(torch.float32)
             passed[chunk] = state
-        final.append(state)
     return {returned}
 """
-
-FINAL = "torch.stack(final).to(torch.{dtype})"
 
 BMM = """    assert C.shape[1:] == B.shape[1:] == ({ngroups}, {dstate})
     shape = (len(chunk_starts), {ngroups}, {chunk_size}, {chunk_size})
@@ -214,7 +210,9 @@ def state_passing(call: Invocation) -> KernelInstance:
     (_, h, n), c = states.shape, decays.shape[2]
     words = ("" if initial is not None else "_noinitial") + ("" if cache is None else "_final")
     words += abbreviate(states.dtype, torch.float32) + abbreviate(out.dtype, states.dtype).replace("_", "_out")
-    passed = f"passed.to(torch.{dtype_name(out.dtype)})"
+    returned = f"passed.to(torch.{dtype_name(out.dtype)})"
+    if cache is not None:
+        returned += f", passed[lasts].to(torch.{dtype_name(cache.dtype)})"
     zeros = "torch.zeros(states.shape[1:], dtype=torch.float32, device=states.device)"
 
     return chunk_kernel(
@@ -226,7 +224,7 @@ def state_passing(call: Invocation) -> KernelInstance:
         PASSING,
         {
             "initial": "initial_states[sequence].to(torch.float32)" if initial is not None else zeros,
-            "returned": passed if cache is None else f"{passed}, {FINAL.format(dtype=dtype_name(cache.dtype))}",
+            "returned": returned,
         },
         "The states of Mamba-2 after each chunk, passed on along each sequence.",
         passing_work,
