@@ -119,6 +119,8 @@ def stand_in(bound: BoundCall, name: str, group: Group, peers: Peers) -> Any:
 def communicator_method(call: Call, peers: Peers) -> Operator:
     """The method of an engine's own NCCL communicator; where its arguments are lists, NCCL launches all together."""
     names, base = [argument.name or "" for argument in call.args], call.operator.split("::")[1]
+    lists = [argument.value for argument in call.args if isinstance(argument.value, list)]
+    together = max((len(values) for values in lists if any(map(_is_tensor, values))), default=0)
     communicator = next(filter(None, (_communicator(engine, base, names, peers) for engine in STATES)), None)
     if communicator is None:
         raise Skip("no engine here has an NCCL communicator that does this: it needs GPUs")
@@ -127,13 +129,12 @@ def communicator_method(call: Call, peers: Peers) -> Operator:
 
     def run(*values: Any) -> Any:
         given = {name: value for name, value in zip(names, values, strict=True) if name != "group"}
-        lists = [value for value in given.values() if isinstance(value, list) and _holds_tensors(value)]
         with enabling(enable=True) if enabling else nullcontext():
-            if not lists:
+            if not together:
                 return method(**_with_reduction(given))
             communicator.group_start()
             try:
-                for number in range(len(lists[0])):
+                for number in range(together):
                     method(**_with_reduction({name: value[number] for name, value in given.items()}))
             finally:
                 communicator.group_end()
@@ -150,10 +151,6 @@ def _communicator(engine: str, method: str, names: Sequence[str], peers: Peers) 
     if found is None or not found.available or not hasattr(found, method):
         return None
     return found if {*names} - {"group"} <= {*inspect.signature(getattr(found, method)).parameters} else None
-
-
-def _holds_tensors(values: list[Any]) -> bool:
-    return any(isinstance(value, torch.Tensor) for value in values)
 
 
 def _with_reduction(given: dict[str, Any]) -> dict[str, Any]:

@@ -133,10 +133,12 @@ def _wrap(function: Function, name: str, calls: Calls, plans: Plans) -> Function
     if hasattr(function, MARK):
         return function
     names, operator = binder(function), f"{PACKAGE}::{name}"
-    if WORKSPACE in names.positional and not names.takes_self:
-        return wrap(function, operator, calls, lambda args, kwargs: _with_group(names(args, kwargs), calls))
+
+    def with_group(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pairs:
+        return _with_group(names(args, kwargs), calls)
+
     if not names.takes_self:
-        return wrap(function, operator, calls)
+        return wrap(function, operator, calls, with_group if WORKSPACE in names.positional else names)
 
     def without_self(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pairs:
         return names(args, kwargs)[1:]

@@ -206,28 +206,24 @@ def all_gather_together(call: Invocation, own: list[torch.Tensor], whole: list[t
     `own`: each [num_tokens, hidden_size] of this rank; `whole`: the ranks' one after the other.
     """
     ranks, tokens = group_of(call).size, own[0].shape[0]
-    if any(x.dim() != 2 or out.shape != (ranks * tokens, x.shape[1]) for x, out in zip(own, whole, strict=True)):
-        raise Unrecognized("its tensors are not of as many tokens each")
-    sizes = [f"hidden_size_{number}" for number in range(len(own))]
-    stacks = [f"inputs_{number}" for number in range(len(own))]
-    outputs = [
-        lazy_arg(x.dtype, ("world_size", "num_tokens", size), partial(torch.Tensor.reshape, out, (ranks, tokens, -1)))
-        for x, out, size in zip(own, whole, sizes, strict=True)
-    ]
+    name, axes = f"all_gather_ws{ranks}", {"world_size": ranks, "num_tokens": None}
+    inputs, outputs = dict[str, TensorArg](), dict[str, TensorArg]()
+    for number, (x, out) in enumerate(zip(own, whole, strict=True)):
+        if x.dim() != 2 or out.shape != (ranks * tokens, x.shape[1]):
+            raise Unrecognized("its tensors are not of as many tokens each")
+        shape = ("world_size", "num_tokens", f"hidden_size_{number}")
+        name += f"_h{x.shape[1]}{abbreviate(x.dtype, torch.bfloat16)}"
+        axes[shape[-1]] = x.shape[1]
+        inputs[f"inputs_{number}"] = tensor_arg(x.expand(ranks, *x.shape), *shape)
+        parts = partial(torch.Tensor.reshape, out, (ranks, tokens, -1))
+        outputs[f"output_{number}"] = lazy_arg(x.dtype, shape, parts)
     return KernelInstance(
-        name=f"all_gather_ws{ranks}" + "".join(f"_h{x.shape[1]}{abbreviate(x.dtype, torch.bfloat16)}" for x in own),
+        name=name,
         op_type="comm",
-        axes={
-            "world_size": ranks,
-            "num_tokens": None,
-            **{size: x.shape[1] for size, x in zip(sizes, own, strict=True)},
-        },
-        inputs={
-            name: tensor_arg(x.expand(ranks, *x.shape), "world_size", "num_tokens", size)
-            for name, x, size in zip(stacks, own, sizes, strict=True)
-        },
-        outputs={f"output_{number}": output for number, output in enumerate(outputs)},
-        reference=STACKS.format(stacks=", ".join(stacks), clones=", ".join(f"{name}.clone()" for name in stacks)),
+        axes=axes,
+        inputs=inputs,
+        outputs=outputs,
+        reference=STACKS.format(stacks=", ".join(inputs), clones=", ".join(f"{stack}.clone()" for stack in inputs)),
         description=f"Each tensor of {ranks} ranks, one rank after the other; each of them gets all.",
         flops=0,
         touched=lambda: sum((1 + ranks) * total_bytes(x) for x in own),
