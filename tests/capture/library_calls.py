@@ -75,7 +75,9 @@ def forget(modules: dict[str, Any], *names: str) -> None:
 
 
 def imported(modules: dict[str, Any], *names: str) -> Iterator[None]:
-    """As a fixture's body: packages of these names are not imported before nor after."""
+    """As a fixture's body: packages of these names are not imported, and afterwards those are that were before."""
+    before = {name: module for name, module in modules.items() if name.split(".")[0] in names}
     forget(modules, *names)
     yield
     forget(modules, *names)
+    modules.update(before)

@@ -59,9 +59,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         write_package(tmp_path, name, {})
     write_package(tmp_path, "kcapuser", {"__init__.py": VLLM})
     monkeypatch.syspath_prepend(str(tmp_path))
-    saved = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "vllm"}
     yield from imported(sys.modules, "deep_gemm", "vllm", "kcapuser")
-    sys.modules.update(saved)
 
 
 @pytest.fixture

@@ -49,18 +49,13 @@ NAMED = type("ProcessGroup", (), {"group_name": "7"})()
 @pytest.fixture(params=pynccl.MODULES)
 def communicator(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes the communicator of an engine; its module is imported by this."""
-    engine = request.param.split(".")[0]
     parts = request.param.split(".")
     for depth in range(1, len(parts)):
         write_package(tmp_path, ".".join(parts[:depth]), {})
     (tmp_path / f"{request.param.replace('.', '/')}.py").write_text(COMMUNICATOR)
     monkeypatch.syspath_prepend(str(tmp_path))
-    saved = {name: module for name, module in sys.modules.items() if name.split(".")[0] == engine}
-    made = imported(sys.modules, engine)
-    next(made)
-    yield lambda **more: importlib.import_module(request.param).PyNcclCommunicator(NAMED, **more)
-    next(made, None)
-    sys.modules.update(saved)
+    for _ in imported(sys.modules, parts[0]):
+        yield lambda **more: importlib.import_module(request.param).PyNcclCommunicator(NAMED, **more)
 
 
 @pytest.fixture
