@@ -140,20 +140,21 @@ class Checker:
     ) -> CheckAnswer:
         """Check a collective, whose Definition takes all ranks' tensors stacked: each rank draws those of all.
 
-        The operator runs on this rank's own, together with the other processes.
+        The operator runs on this rank's own, together with the other processes. What is not stacked all ranks share.
         """
         inputs = []
         for rank in range(ranks):
             torch.manual_seed(seed + rank)
             inputs.append(self.rebuilder.build(resolved))
         forms = [use.bind(invocation_with_inputs(resolved, own, use.call, rank)) for rank, own in enumerate(inputs)]
-        form = forms[self.rank]
-        stacks = [
-            slot.get()
-            if slot.shape is None
-            else torch.stack([other.inputs[name].get()[rank] for rank, other in enumerate(forms)])
-            for name, slot in form.inputs.items()
-        ]
+        form, stacks = forms[self.rank], list[Any]()
+        for name, slot in form.inputs.items():
+            if slot.shape is None:
+                stacks.append(slot.get())
+            elif "world_size" in slot.shape:
+                stacks.append(torch.stack([other.inputs[name].get()[rank] for rank, other in enumerate(forms)]))
+            else:
+                stacks.append(slot.get().copy_(forms[0].inputs[name].get()))
         expected = self._reference(kernel, stacks)
         return compare_outputs(form, run_operator(use, resolved, inputs[self.rank], form), expected)
 

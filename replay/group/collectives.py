@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from kcap.replay.group.peers import DEFAULT_NAME, STATES, Peers
-from kcap.replay.rebuild.operators import Operator, Parameters, resolve_operator
+from kcap.replay.rebuild.operators import FUNCTIONS, Operator, Parameters, resolve_function, resolve_operator
 from kcap.schemas.derive.bound_call import BoundCall, Inputs, ReplayRule, Skip
 from kcap.schemas.recording.recording import Call
 from kcap.schemas.recording.values import Group, Opaque, TensorSpec, tensors
@@ -39,6 +39,7 @@ SYMMETRIC = {
     "_C_custom_ar": "all_reduce",
     "pynccl": "all_reduce outplace_all_reduce all_gather all_gatherv reduce_scatter reduce_scatterv broadcast reduce "
     "all_to_all_single",
+    "flashinfer": "allreduce_fusion",
 }
 REPLAYED = frozenset(f"{namespace}::{name}" for namespace, names in SYMMETRIC.items() for name in names.split())
 
@@ -68,6 +69,24 @@ class CollectiveRule(ReplayRule):
         return {name: stand_in(bound, name, self.group, self.peers) for name in self.rebuilt_args}
 
 
+class FusedRule(CollectiveRule):
+    """Puts the memory of this group in place of that in which FlashInfer's ranks exchanged what they sum."""
+
+    def __init__(self, group: Group, peers: Peers, call: Call) -> None:
+        super().__init__(group, peers, ["workspace", "group"])
+        recorded = next((one.value for one in call.args if one.name == "workspace"), None)
+        kind = recorded.type.lower() if isinstance(recorded, Opaque) else ""
+        self.backend = next((backend for backend in ("trtllm", "mnnvl") if backend in kind), None)
+
+    def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
+        spec = bound["input"]
+        if self.backend is None or not isinstance(spec, TensorSpec) or len(spec.shape) != 2:
+            raise Skip("it does not tell in what memory its ranks exchange what they sum")
+        tokens, hidden_size = spec.shape
+        workspace = self.peers.fused_workspace(self.backend, tokens, hidden_size, getattr(torch, spec.dtype))
+        return {"workspace": workspace, "group": None}
+
+
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
@@ -86,6 +105,8 @@ def resolve_collective(call: Call, peers: Peers) -> tuple[Operator, ReplayRule]:
         raise Skip("kcap does not know how to call this collective")
     if call.namespace == "pynccl":
         return communicator_method(call, peers), CollectiveRule(group, peers, ["group"])
+    if call.namespace == "flashinfer":
+        return fused_all_reduce(call), FusedRule(group, peers, call)
     operator = resolve_operator(call.operator, in_group=True)
     arguments = [argument.name for argument in operator.schema.arguments]
     named = {argument.name or arguments[index]: argument.value for index, argument in enumerate(call.args)}
@@ -140,6 +161,17 @@ def communicator_method(call: Call, peers: Peers) -> Operator:
                 communicator.group_end()
 
     return Operator(call.operator, run, Parameters.of(names, ("out", "tensor")))
+
+
+def fused_all_reduce(call: Call) -> Operator:
+    """FlashInfer's function, which has no argument for the group: its workspace knows it."""
+    function = resolve_function(call.model_copy(update={"args": [one for one in call.args if one.name != "group"]}))
+    names = [argument.name or "" for argument in call.args]
+
+    def run(*values: Any) -> Any:
+        return function.call(*(value for name, value in zip(names, values, strict=True) if name != "group"))
+
+    return replace(function, call=run, schema=Parameters.of(names, FUNCTIONS[call.operator]))
 
 
 def _communicator(engine: str, method: str, names: Sequence[str], peers: Peers) -> Any:

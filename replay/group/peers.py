@@ -6,6 +6,7 @@ own coordinator is made over the same processes.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from kcap.schemas.derive.bound_call import Skip
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}  # all processes are on this machine
 DEFAULT_NAME = "tp"  # of an engine's group: only for tensor parallelism do engines make their own kernels
+LEAST_TOKENS = 2048  # that FlashInfer's memory is made for: so that few are
 STATES = {"vllm": "vllm.distributed.parallel_state", "sglang": "sglang.srt.distributed.parallel_state"}
 
 
@@ -68,6 +70,7 @@ class Peers(Alone):
         self.host = dist.new_group(backend="gloo")
         self.coordinator = cache(self._coordinator)
         self.coordinators: list[Any] = []
+        self._workspaces: dict[tuple[object, ...], Any] = {}
 
     def barrier(self) -> None:
         dist.barrier(self.host)
@@ -90,6 +93,31 @@ class Peers(Alone):
             self.coordinators.append(made)
             return made
 
+    def fused_workspace(self, backend: str, tokens: int, hidden_size: int, dtype: torch.dtype) -> Any:
+        """FlashInfer's memory for sums of [tokens, hidden_size] by `backend`; Skip says why there is none.
+
+        What graphs were captured with stays: one that is too small is not given back.
+        """
+        most = 1 << (max(tokens, LEAST_TOKENS) - 1).bit_length()
+        key = (backend, hidden_size, dtype, most)
+        if key not in self._workspaces:
+            try:
+                comm, ranks = map(importlib.import_module, ("flashinfer.comm", "flashinfer.comm.mnnvl"))
+                made = comm.create_allreduce_fusion_workspace(
+                    backend=backend,
+                    world_size=self.size,
+                    rank=self.rank,
+                    max_token_num=most,
+                    hidden_dim=hidden_size,
+                    dtype=dtype,
+                    comm_backend=ranks.TorchDistBackend(group=self.world),
+                )
+            except Exception as error:  # what a driver cannot share may end as anything
+                raise Skip(_reason("FlashInfer has no all-reduce here", error)) from None
+            atexit.register(made.destroy)
+            self._workspaces[key] = made
+        return self._workspaces[key]
+
     def end_capture(self) -> None:
         """Tell each other the addresses that vLLM's custom all-reduces were captured with."""
         for custom in filter(None, map(self.custom_all_reduce, self.coordinators)):
@@ -106,5 +134,8 @@ class Peers(Alone):
         try:
             return self.coordinator(engine, name)
         except Exception as error:  # an engine that has no server may raise anything
-            reason = str(error).splitlines()[0][:160] if str(error) else ""
-            raise Skip(f"{engine} makes no group here: {type(error).__name__}: {reason}") from None
+            raise Skip(_reason(f"{engine} makes no group here", error)) from None
+
+
+def _reason(what: str, error: Exception) -> str:
+    return f"{what}: {type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from copy import copy
@@ -30,7 +31,7 @@ from kcap.schemas.derive.derive import bind_family, derive_calls
 from kcap.schemas.derive.kernel import DerivedDefinition, KernelInstance
 from kcap.schemas.flashinfer.definition import DRAFT, VERIFIED
 from kcap.schemas.recording.recording import Call, write_recording
-from kcap.schemas.recording.values import Group, Value
+from kcap.schemas.recording.values import Group, Opaque, Value
 from kcap.schemas.results.outcome import ReferenceCheck
 from kcap.system.worker_process import Worker
 
@@ -115,6 +116,48 @@ def test_a_collective_is_checked_by_as_many_processes_as_its_group_had(size: int
     assert {check.definition for check in checks} == {f"{kind}_ws{size}_h{HIDDEN}" for kind in kinds}
     assert {check.operator.split("::")[1] for check in checks} >= {"all_gather_into_tensor", "all_reduce"}
     assert {check.status for check in checks} == {"agrees"}, checks
+
+
+FLASHINFER_COMM = """
+import torch
+import torch.distributed as dist
+from types import SimpleNamespace
+
+def create_allreduce_fusion_workspace(backend, world_size, rank, max_token_num, hidden_dim, dtype, comm_backend):
+    return SimpleNamespace(backend=backend, world_size=world_size, rank=rank, tokens=max_token_num, destroy=int)
+
+def allreduce_fusion(input, workspace, pattern, residual_out, norm_out, residual_in, rms_gamma, rms_eps):
+    assert (workspace.backend, workspace.rank, len(input)) == ("trtllm", dist.get_rank(), 5) and workspace.tokens >= 5
+    x = input.float()
+    dist.all_reduce(x)
+    x += residual_in
+    residual_out.copy_(x)
+    norm_out.copy_(torch.nn.functional.rms_norm(x, x.shape[-1:], rms_gamma.float(), rms_eps))
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_what_the_ranks_of_a_collective_do_not_exchange_they_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashInfer's sum with its residual and norm, in place, which only GPUs run: here the same by gloo."""
+    package = tmp_path / "stub/flashinfer/comm"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").write_text(FLASHINFER_COMM)
+    (package / "mnnvl.py").write_text(
+        "class TorchDistBackend:\n    def __init__(self, group): assert group is not None\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "stub"), prepend=os.pathsep)
+    x, residual = floats(5, HIDDEN), floats(5, HIDDEN, storage=1)
+    values = {"input": x, "workspace": Opaque("TRTLLMAllReduceFusionWorkspace"), "pattern": 1}
+    values |= {"residual_out": residual, "norm_out": x, "residual_in": residual}
+    values |= {"rms_gamma": floats(HIDDEN, storage=2), "rms_eps": 1e-5, "group": Group(2, 0, "tp")}
+    write_recording(tmp_path / "rec.kcap", METADATA, [call(0, "flashinfer::allreduce_fusion", **values)])
+    contents = open_contents(tmp_path / "rec.kcap", allow_truncated=True)
+    with Checkers(contents, CheckTarget(device="cpu")) as checkers:
+        (check,) = check_references(checkers, derive_calls(contents.calls, METADATA))
+    assert (check.definition, check.status) == (f"all_reduce_fused_add_rmsnorm_ws2_h{HIDDEN}", "agrees"), check
 
 
 def test_a_wrong_reference_of_a_collective_is_found_by_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:

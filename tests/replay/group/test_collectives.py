@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -391,3 +392,28 @@ def test_parts_of_different_sizes_are_skipped(sizes: Any) -> None:
     )
     with pytest.raises(Skip, match="parts of different sizes"):
         rule.prepare(bind_call(collective, None, operator.schema, lambda _: None))
+
+
+@pytest.mark.parametrize(
+    ("workspace", "x", "reason"),
+    [
+        (Opaque("TRTLLMAllReduceFusionWorkspace"), X, "FlashInfer has no all-reduce here: ModuleNotFoundError"),
+        (Opaque("Workspace"), X, "in what memory"),
+        (Opaque("MNNVLAllReduceFusionWorkspace"), tensor(64), "in what memory"),
+    ],
+)
+def test_a_sum_by_flashinfer_needs_its_memory(
+    workspace: Opaque, x: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("flashinfer", "flashinfer.comm"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(allreduce_fusion=print))
+    peers = Peers.__new__(Peers)
+    peers.rank, peers.size, peers._workspaces = 0, 2, {}
+    values = {"input": x, "workspace": workspace, "pattern": 0, "group": PAIR}
+    args = [Argument(name=name, value=value) for name, value in values.items()]
+    collective = call("flashinfer::allreduce_fusion").model_copy(update={"args": args})
+    operator, rule = resolve_collective(collective, peers)
+    bound = bind_call(collective, None, operator.schema, lambda _: None)
+    with pytest.raises(Skip, match=reason):
+        rule.rebuild_args(bound, Inputs([], {}, {}))
