@@ -12,6 +12,8 @@ Parts, in this order:
   their group and bytes.
 - `overhead`: throughput with and without recording, in alternating pairs, of the engine of `tensor`, here with all of
   the model's layers: with few of them runs without recording differ by a fifth
+- `fused`, only where asked for: the engine of `tensor` with FlashInfer's kernel of an all-reduce with its norm, which
+  vLLM would use on Hopper and compiles for minutes at the first start (`--patience 500`): recorded, replayed, verified
 - `replay`: collectives timed as a group, a rank's Programs with theirs, and how far they are from the engine
 - `verify`: the Definitions of collectives, each reference against the recorded operator
 - `bench`: Workloads that are judged in a second, on one GPU and on all
@@ -24,8 +26,7 @@ DIR/parallel.jsonl as soon as its part is over, what `kcap record` said in DIR/P
 Exits with 1 if a check fails. SGLang's interpreter is KCAP_SGLANG_PYTHON, .venv-sglang's or this one. Without GPUs it
 is two ranks on two cores, with gloo and vLLM's shared memory: there it knows no coverage, no distance from the engine,
 no experts and no attention in data parallel. NVLink multicast and symmetric memory stay off, and so does FlashInfer's
-kernel of an all-reduce with its norm, which vLLM would otherwise use on Hopper, and compile for minutes at its first
-start.
+kernel but in `fused`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ import torch
 from apply import chosen, examples_of, references_of
 from check import ended, median, run, tried
 from counts import Check, end_with
-from ranks import REDUCED_ALONE, SERVING, Setup, check_coverage, check_ranks, interpreter, setups, totals
+from ranks import REDUCED_ALONE, Setup, check_coverage, check_ranks, interpreter, setups, totals
 
 import kcap
 from kcap.errors import DONE, PARTIAL
@@ -84,6 +85,8 @@ class Parts:
         recordings = {name: partial(self.recorded, name) for name in self.setups}
         others = (self.overhead, self.replay, self.verify, self.bench, self.ray, self.apply)
         self.all: dict[str, Callable[[], list[Check]]] = recordings | {part.__name__: part for part in others}
+        if "fused" in recordings:
+            self.all["fused"] = self.fused
         self.tensor = output / "tensor.kcap"
 
     def kcap(self, *words: object) -> Any:
@@ -114,7 +117,7 @@ class Parts:
         load = ("--num-prompts", 16, "--input-len", 256, "--output-len", 32)
         load = load if self.gpus else ("--num-prompts", 2, "--input-len", 24, "--output-len", 4)
         options = ["-o", path, "--force", *(["--check-coverage"] if self.gpus else []), *more]
-        arguments = [*setup.arguments, *(SERVING[setup.framework] if self.gpus else ())]
+        arguments = [*setup.arguments, *(setup.serving() if self.gpus else ())]
         if setup.replicas > 1:
             program = Path(__file__).with_name("replicas.py")
             words = [setup.model, setup.layers, setup.replicas, *(["--eager"] if setup.eager else []), *arguments]
@@ -138,14 +141,20 @@ class Parts:
         said = [line.split(": ", 1)[1] for line in done.stdout.splitlines() if line.startswith("throughput")]
         return ended("ended", done, [Check("loss", text, not self.gpus or median(text) <= MOST_LOSS) for text in said])
 
+    def fused(self) -> list[Check]:
+        path = self.output / "fused.kcap"
+        return [*self.recorded("fused"), *self.collectives(path), *self.references(path)]
+
+    def collectives(self, recording: Path) -> list[Check]:
+        measured = recording.with_suffix(".measurements.jsonl")
+        options = ("--trust", "--op", "*all*", "--seconds", 0.05, "-o", measured, "--force")
+        done = self.kcap("replay", recording, *options)
+        if not measured.is_file():
+            return [Check("collectives", f"status {done.returncode}", False)]
+        return check_collectives(measured, self.ranks)
+
     def replay(self) -> list[Check]:
-        measured, programs = (self.tensor.with_suffix(f".{what}.jsonl") for what in ("measurements", "programs"))
-        alone = self.kcap(
-            "replay", self.tensor, "--trust", "--op", "*all*", "--seconds", 0.05, "-o", measured, "--force"
-        )
-        rows = [Check("collectives", f"status {alone.returncode}", False)]
-        if measured.is_file():
-            rows = check_collectives(measured, self.ranks)
+        rows, programs = self.collectives(self.tensor), self.tensor.with_suffix(".programs.jsonl")
         whole = self.kcap("replay", self.tensor, "--trust", "--program", "--phase", "decode", "-o", programs, "--force")
         if not programs.is_file():
             return [*rows, Check("Programs", f"status {whole.returncode}", False)]
@@ -164,9 +173,12 @@ class Parts:
         return rows or [Check("beside the engine", "no step was compared", False)]
 
     def verify(self) -> list[Check]:
-        dataset = self.output / "tensor.dataset"
+        return self.references(self.tensor)
+
+    def references(self, recording: Path) -> list[Check]:
+        dataset = recording.with_suffix(".dataset")
         options = ("--to", "flashinfer-bench", "--allow-truncated", "--trust", "--force")
-        done = self.kcap("export", self.tensor, *options, "-o", dataset)
+        done = self.kcap("export", recording, *options, "-o", dataset)
         if not (dataset / "checks.jsonl").is_file():
             return [Check("export", f"status {done.returncode}", False)]
         checks = [one for one in read_reference_checks(dataset / "checks.jsonl") if "_ws" in one.definition]
@@ -375,7 +387,7 @@ def main() -> None:
     for name in set(args.only or ()) - set(parts.all):
         parser.error(f"--only {name}: none of {', '.join(parts.all)}")
     rows = []
-    for name in args.only or parts.all:
+    for name in args.only or (name for name in parts.all if name != "fused"):
         for row in tried(name, parts.all[name], until):
             rows.append(Check(f"{name}: {row.what}", row.found, row.passed))
             with (args.output / "parallel.jsonl").open("a") as file:

@@ -21,7 +21,8 @@ KINDS = {  # of kernels, by operator without its overload
         "linears": r"aten::(linear|mm|addmm)|_C::(weight_packed_linear|onednn_mm|dynamic_.*linear)",
         "attentions": r"_vllm_fa[23]_C::(varlen_)?fwd|_C::cpu_attention_with_kv_cache|flashinfer::Batch\w+Wrapper",
         "cache updates": r"_C_cache_ops::reshape_and_cache\w*|_C::cpu_attn_reshape_and_cache",
-        "all-reduces": r"_C_custom_ar::all_reduce|vllm::all_reduce|_C::shm_allreduce|c10d::allreduce_",
+        "all-reduces": r"_C_custom_ar::all_reduce|vllm::all_reduce|_C::shm_allreduce|c10d::allreduce_|"
+        r"flashinfer::allreduce_fusion",
         "experts' products": r"triton::fused_moe_kernel\w*|_C::fused_experts_cpu|_C::cpu_fused_moe\w*",
         "exchanges": r"pynccl::\w+",
     },
@@ -35,13 +36,6 @@ KINDS = {  # of kernels, by operator without its overload
     },
 }
 REDUCED_ALONE = '"pass_config":{"fuse_allreduce_rms":false}'  # not with its norm by FlashInfer; vLLM 0.22 and newer
-SERVING = {
-    "vLLM": (
-        "max_num_batched_tokens=2048", "max_num_seqs=32",
-        f'compilation_config={{"cudagraph_capture_sizes":[1,4,16],{REDUCED_ALONE}}}',
-    ),
-    "SGLang": (*SGLANG, "attention_backend=triton", "max_running_requests=32", "cuda_graph_max_bs_decode=16"),
-}  # fmt: skip
 STUBS = ROOT / "tests/engines/sglang_cpu/stubs"  # for what SGLang has no build of for a CPU
 
 
@@ -49,7 +43,8 @@ STUBS = ROOT / "tests/engines/sglang_cpu/stubs"  # for what SGLang has no build 
 class Setup:
     """How a Recording is made. `each`: the kernels of a step on each rank, of which `last` are those of the last stage.
 
-    `ranks`: of its engine; `replicas`: engines. `size`: of the groups of its collectives.
+    `ranks`: of its engine; `replicas`: engines. `size`: of the groups of its collectives. `fused`: with
+    FlashInfer's kernel of an all-reduce with its norm.
     """
 
     model: str
@@ -61,10 +56,18 @@ class Setup:
     last: Mapping[str, int] | None = None
     eager: bool = False
     framework: str = "vLLM"
+    fused: bool = False
 
     @property
     def size(self) -> int:
         return self.ranks * self.replicas
+
+    def serving(self) -> tuple[str, ...]:
+        """The arguments of an engine that serves on GPUs."""
+        if self.framework == "SGLang":
+            return (*SGLANG, "attention_backend=triton", "max_running_requests=32", "cuda_graph_max_bs_decode=16")
+        config = '"cudagraph_capture_sizes":[1,4,16]' + ("" if self.fused else f",{REDUCED_ALONE}")
+        return ("max_num_batched_tokens=2048", "max_num_seqs=32", f"compilation_config={{{config}}}")
 
 
 def setups(ranks: int, gpu: bool) -> dict[str, Setup]:
@@ -84,9 +87,10 @@ def setups(ranks: int, gpu: bool) -> dict[str, Setup]:
         "pipeline": Setup(dense, layers, 2, half, ("pipeline_parallel_size=2",), last={"linears": 1}),
         "data": Setup(dense, layers, 1, whole, replicas=2, eager=not gpu),
         "data-experts": Setup(MOE, layers, 1, sparse | exchanged, moe, replicas=2),
+        "fused": Setup(dense, layers, ranks, whole | reduced, (tensor,), fused=True),
         **sglang_setups(dense, layers, ranks, gpu),
     }
-    gpu_only = ("nccl", "data-experts", "sglang-data-attention")
+    gpu_only = ("nccl", "fused", "data-experts", "sglang-data-attention")
     return every if gpu else {name: setup for name, setup in every.items() if name not in gpu_only}
 
 
