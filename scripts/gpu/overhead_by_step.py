@@ -1,12 +1,18 @@
 """What recording costs a step, on a machine too noisy for whole runs: recorded and unrecorded steps take turns.
 
     python scripts/gpu/overhead_by_step.py [--model meta-llama/Llama-3.1-8B] [--batch 16] [--steps 1500] [--compiled]
-                                           [--mixed]
+                                           [--mixed] [--engine-arg KEY=VALUE]…
 
 One vLLM engine in this process decodes one batch; before each step a draw decides whether it is recorded, not recorded,
 or not recorded again (the control). Prints the median step of each, their ratios, and the throughput loss. Eager decode
 of a small batch is bound by the host: that is where recording costs most. `--compiled`: the engine's own defaults.
 `--mixed`: requests of many lengths come and go, and the steps in which one's prompt is read are a row of their own.
+
+Of an engine with N ranks each rank draws the same and says its own:
+
+    torchrun --nproc-per-node N scripts/gpu/overhead_by_step.py --engine-arg tensor_parallel_size=N \\
+        --engine-arg distributed_executor_backend=external_launcher
+
 Exits with 1 where not as many steps were recorded as were to be.
 """
 
@@ -26,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from kcap.capture.controller.frameworks import find_model
+from kcap.capture.controller.offline import engine_arguments
 from kcap.capture.engines import Start
 from kcap.capture.engines.vllm import adapter
 from kcap.capture.session import Session
@@ -77,7 +84,7 @@ def serve(args: argparse.Namespace, window: Window) -> Turns:
     from vllm import LLM, SamplingParams
 
     target = find_model(args.model, "dummy")
-    start = Start(target, "dummy", None, not args.compiled, {}, 8192)
+    start = Start(target, "dummy", None, not args.compiled, engine_arguments(tuple(args.engine_arg)), 8192)
     llm = LLM(**adapter.arguments(start), enable_prefix_caching=False, max_num_seqs=args.batch)
     turns = Turns(window, args.batch, args.mixed)
     turns.install()
@@ -113,6 +120,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--compiled", action="store_true", help="the engine's defaults instead of eager")
     parser.add_argument("--mixed", action="store_true", help="requests of many lengths that come and go")
+    parser.add_argument("--engine-arg", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
     os.environ |= {**adapter.FRAMEWORK.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     with tempfile.TemporaryDirectory() as directory:
@@ -125,6 +133,8 @@ def main() -> None:
         window.close()
         _, recorded = steps_so_far(Path(directory))
     mode = "compiled" if args.compiled else "eager"
+    if rank := os.environ.get("RANK"):
+        mode += f", rank {rank}"
     for phase in dict.fromkeys(phase for phase, _ in turns.times):
         median = {kind: statistics.median(turns.times[phase, kind]) * 1e3 for kind in KINDS}
         for kind in KINDS:
