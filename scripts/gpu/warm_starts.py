@@ -1,7 +1,7 @@
 """Whether a Recording is the same whatever the engine finds in its compile caches.
 
     python scripts/gpu/warm_starts.py [--framework vLLM] [--model meta-llama/Llama-3.1-8B] [--num-layers 4]
-        [--serve] [--starts plain kcap kcap plain] [--server-arg …]
+        [--serve] [--starts plain kcap kcap plain] [--server-arg …] [--engine-arg KEY=VALUE]…
 
 Starts the engine again and again on the same prompts and on the same caches, which are empty at first: by default
 without kcap, recorded twice, and without it again. Offline all prompts are submitted before the first step; with
@@ -29,6 +29,7 @@ from servers import SERVERS, model_with_tokenizer, server
 import kcap
 from kcap.capture.controller import window_control
 from kcap.capture.controller.frameworks import find_model
+from kcap.capture.controller.offline import engine_arguments
 from kcap.capture.controller.run import recorded_environment
 from kcap.capture.engines import Engine, Start, of_framework
 from kcap.capture.fold.recording import fold_session
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--num-layers", type=int, default=4)
     parser.add_argument("--serve", action="store_true", help="a server instead of an offline engine")
     parser.add_argument("--server-arg", action="append", default=[], help="one more of the server")
+    parser.add_argument("--engine-arg", action="append", default=[], help="KEY=VALUE, one more of an offline engine")
     parser.add_argument("--starts", nargs="+", choices=("plain", "kcap"), default=["plain", "kcap", "kcap", "plain"])
     given = parser.parse_args()
     engine = of_framework(given.framework)
@@ -113,7 +115,8 @@ def main() -> None:
     cache = SAME_CACHE.get(engine.FRAMEWORK.package, {})
     if given.serve and engine.FRAMEWORK.name not in SERVERS:
         parser.error(f"--serve: of {' and '.join(SERVERS)} only, not of {given.framework}")
-    arguments = engine.arguments(Start(target, "dummy", given.num_layers, False, cache, 2048))
+    more = engine_arguments(tuple(given.engine_arg))
+    arguments = engine.arguments(Start(target, "dummy", given.num_layers, False, cache | more, 2048))
     folder = Path(tempfile.mkdtemp(prefix="warm-starts-"))
     model = model_with_tokenizer(given.model, folder / "model", given.num_layers) if given.serve else None
     served = [*(f"--{name.replace('_', '-')}={value}" for name, value in cache.items()), *given.server_arg]
