@@ -61,7 +61,7 @@ class SpinBlocker(SleepBlocker):
         self.timed_out = False
 
     def reset(self) -> None:
-        self.timed_out = False
+        self.timed_out, self.words[TIMED_OUT_WORD] = False, 0
 
     def block(self) -> None:
         self._poll()

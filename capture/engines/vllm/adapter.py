@@ -39,7 +39,7 @@ FRAMEWORK = Framework(
     cache="VLLM_CACHE_ROOT",
     servers=tuple(Server(words, 8000) for words in SERVERS),
     middleware=("--middleware", "kcap.capture.turns.middleware.TurnRecorder"),
-    tried="0.32.0",
+    tried="0.33.0",
     hooks=(
         "v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
         "v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",

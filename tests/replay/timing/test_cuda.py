@@ -196,6 +196,8 @@ def test_a_host_that_waits_for_the_held_gpu_is_let_go_after_the_timeout() -> Non
     assert time.monotonic() - began < 10
     blocker.unblock()
     blocker.reset()
+    timed_us(do_nothing, 1, do_nothing, torch.cuda.current_stream(), blocker)
+    assert not blocker.timed_out
 
 
 def test_the_persisting_l2_can_be_reset() -> None:
