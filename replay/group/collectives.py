@@ -20,6 +20,7 @@ import torch.distributed as dist
 from kcap.replay.group.peers import DEFAULT_NAME, STATES, Peers
 from kcap.replay.rebuild.operators import FUNCTIONS, Operator, Parameters, resolve_function, resolve_operator
 from kcap.schemas.derive.bound_call import BoundCall, Inputs, ReplayRule, Skip
+from kcap.schemas.derive.invocation import torch_dtype
 from kcap.schemas.recording.recording import Call
 from kcap.schemas.recording.values import Group, Opaque, TensorSpec, tensors
 
@@ -41,6 +42,8 @@ SYMMETRIC = {
     "all_to_all_single",
     "flashinfer": "allreduce_fusion",
 }
+FUSED_WORKSPACE = "TRTLLMAllReduceFusionWorkspace"  # another is by multicast, which not every machine has
+FUSED_PATTERNS = range(6)  # FlashInfer's AllReduceFusionPattern: alone, with a norm, with that quantized
 REPLAYED = frozenset(f"{namespace}::{name}" for namespace, names in SYMMETRIC.items() for name in names.split())
 
 
@@ -72,18 +75,21 @@ class CollectiveRule(ReplayRule):
 class FusedRule(CollectiveRule):
     """Puts the memory of this group in place of that in which FlashInfer's ranks exchanged what they sum."""
 
-    def __init__(self, group: Group, peers: Peers, call: Call) -> None:
+    def __init__(self, group: Group, peers: Peers) -> None:
         super().__init__(group, peers, ["workspace", "group"])
-        recorded = next((one.value for one in call.args if one.name == "workspace"), None)
-        kind = recorded.type.lower() if isinstance(recorded, Opaque) else ""
-        self.backend = next((backend for backend in ("trtllm", "mnnvl") if backend in kind), None)
+
+    def prepare(self, bound: BoundCall) -> None:
+        """Skip what reads rows by indices, of which a collective's are guessed: sums over experts."""
+        super().prepare(bound)
+        if bound["pattern"] not in FUSED_PATTERNS:
+            raise Skip("it sums over experts, whose rows no Recording tells")
+        if not _is_tensor(bound["input"]) or len(bound.spec("input").shape) != 2:
+            raise Skip("its input is no matrix")
 
     def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
-        spec = bound["input"]
-        if self.backend is None or not isinstance(spec, TensorSpec) or len(spec.shape) != 2:
-            raise Skip("it does not tell in what memory its ranks exchange what they sum")
+        spec = bound.spec("input")
         tokens, hidden_size = spec.shape
-        workspace = self.peers.fused_workspace(self.backend, tokens, hidden_size, getattr(torch, spec.dtype))
+        workspace = self.peers.fused_workspace(tokens, hidden_size, torch_dtype(spec.dtype, Skip))
         return {"workspace": workspace, "group": None}
 
 
@@ -106,7 +112,9 @@ def resolve_collective(call: Call, peers: Peers) -> tuple[Operator, ReplayRule]:
     if call.namespace == "pynccl":
         return communicator_method(call, peers), CollectiveRule(group, peers, ["group"])
     if call.namespace == "flashinfer":
-        return fused_all_reduce(call), FusedRule(group, peers, call)
+        if not any(isinstance(one.value, Opaque) and FUSED_WORKSPACE in one.value.type for one in call.args):
+            raise Skip(f"its ranks exchange what they sum in other memory than FlashInfer's {FUSED_WORKSPACE}")
+        return fused_all_reduce(call), FusedRule(group, peers)
     operator = resolve_operator(call.operator, in_group=True)
     arguments = [argument.name for argument in operator.schema.arguments]
     named = {argument.name or arguments[index]: argument.value for index, argument in enumerate(call.args)}

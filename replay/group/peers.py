@@ -93,18 +93,19 @@ class Peers(Alone):
             self.coordinators.append(made)
             return made
 
-    def fused_workspace(self, backend: str, tokens: int, hidden_size: int, dtype: torch.dtype) -> Any:
-        """FlashInfer's memory for sums of [tokens, hidden_size] by `backend`; Skip says why there is none.
+    def fused_workspace(self, tokens: int, hidden_size: int, dtype: torch.dtype) -> Any:
+        """FlashInfer's memory for sums of [tokens, hidden_size]; Skip says why there is none.
 
-        What graphs were captured with stays: one that is too small is not given back.
+        What graphs were captured with stays: one that is too small is not given back. A CUDA error is raised as it is,
+        since nothing that this process runs next would be right.
         """
         most = 1 << (max(tokens, LEAST_TOKENS) - 1).bit_length()
-        key = (backend, hidden_size, dtype, most)
+        key = (hidden_size, dtype, most)
         if key not in self._workspaces:
             try:
                 comm, ranks = map(importlib.import_module, ("flashinfer.comm", "flashinfer.comm.mnnvl"))
                 made = comm.create_allreduce_fusion_workspace(
-                    backend=backend,
+                    backend="trtllm",
                     world_size=self.size,
                     rank=self.rank,
                     max_token_num=most,
@@ -113,6 +114,8 @@ class Peers(Alone):
                     comm_backend=ranks.TorchDistBackend(group=self.world),
                 )
             except Exception as error:  # what a driver cannot share may end as anything
+                if "CUDA error" in str(error):
+                    raise
                 raise Skip(_reason("FlashInfer has no all-reduce here", error)) from None
             atexit.register(made.destroy)
             self._workspaces[key] = made

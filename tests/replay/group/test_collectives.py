@@ -394,26 +394,46 @@ def test_parts_of_different_sizes_are_skipped(sizes: Any) -> None:
         rule.prepare(bind_call(collective, None, operator.schema, lambda _: None))
 
 
-@pytest.mark.parametrize(
-    ("workspace", "x", "reason"),
-    [
-        (Opaque("TRTLLMAllReduceFusionWorkspace"), X, "FlashInfer has no all-reduce here: ModuleNotFoundError"),
-        (Opaque("Workspace"), X, "in what memory"),
-        (Opaque("MNNVLAllReduceFusionWorkspace"), tensor(64), "in what memory"),
-    ],
-)
-def test_a_sum_by_flashinfer_needs_its_memory(
-    workspace: Opaque, x: Any, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("flashinfer", "flashinfer.comm"):
-        monkeypatch.setitem(sys.modules, name, None)
+def fused(workspace: Opaque, x: Any, pattern: int, monkeypatch: pytest.MonkeyPatch) -> Inputs:
+    """What is made for a call of FlashInfer's by a rank of two; `flashinfer.comm` cannot be imported."""
+    monkeypatch.setitem(sys.modules, "flashinfer.comm", None)
     monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(allreduce_fusion=print))
     peers = Peers.__new__(Peers)
     peers.rank, peers.size, peers._workspaces = 0, 2, {}
-    values = {"input": x, "workspace": workspace, "pattern": 0, "group": PAIR}
+    values = {"input": x, "workspace": workspace, "pattern": pattern, "group": PAIR}
     args = [Argument(name=name, value=value) for name, value in values.items()]
     collective = call("flashinfer::allreduce_fusion").model_copy(update={"args": args})
     operator, rule = resolve_collective(collective, peers)
     bound = bind_call(collective, None, operator.schema, lambda _: None)
+    rule.prepare(bound)
+    return Inputs([], rule.rebuild_args(bound, Inputs([], {}, {})), {})
+
+
+SHARED = Opaque("TRTLLMAllReduceFusionWorkspace")
+
+
+@pytest.mark.parametrize(
+    ("workspace", "x", "pattern", "reason"),
+    [
+        (SHARED, X, 0, "FlashInfer has no all-reduce here: ModuleNotFoundError"),
+        (Opaque("MNNVLAllReduceFusionWorkspace"), X, 0, "in other memory"),
+        (SHARED, tensor(64), 1, "no matrix"),
+        (SHARED, X, 7, "sums over experts"),
+    ],
+)
+def test_a_sum_by_flashinfer_that_is_not_replayed_says_why(
+    workspace: Opaque, x: Any, pattern: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(Skip, match=reason):
-        rule.rebuild_args(bound, Inputs([], {}, {}))
+        fused(workspace, x, pattern, monkeypatch)
+
+
+def test_a_broken_gpu_is_no_reason_to_skip_a_sum_by_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr("kcap.replay.group.peers.importlib.import_module", fail)
+    peers = Peers.__new__(Peers)
+    peers.rank, peers.size, peers._workspaces = 0, 2, {}
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        peers.fused_workspace(5, 32, torch.bfloat16)
