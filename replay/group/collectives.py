@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from kcap.replay.group.peers import DEFAULT_NAME, STATES, Peers
-from kcap.replay.rebuild.operators import FUNCTIONS, Operator, Parameters, resolve_function, resolve_operator
+from kcap.replay.rebuild.operators import Operator, Parameters, resolve_function, resolve_operator
 from kcap.schemas.derive.bound_call import BoundCall, Inputs, ReplayRule, Skip
 from kcap.schemas.derive.invocation import torch_dtype
 from kcap.schemas.recording.recording import Call
@@ -114,7 +114,7 @@ def resolve_collective(call: Call, peers: Peers) -> tuple[Operator, ReplayRule]:
     if call.namespace == "flashinfer":
         if not any(isinstance(one.value, Opaque) and FUSED_WORKSPACE in one.value.type for one in call.args):
             raise Skip(f"its ranks exchange what they sum in other memory than FlashInfer's {FUSED_WORKSPACE}")
-        return fused_all_reduce(call), FusedRule(group, peers)
+        return resolve_function(call), FusedRule(group, peers)
     operator = resolve_operator(call.operator, in_group=True)
     arguments = [argument.name for argument in operator.schema.arguments]
     named = {argument.name or arguments[index]: argument.value for index, argument in enumerate(call.args)}
@@ -169,17 +169,6 @@ def communicator_method(call: Call, peers: Peers) -> Operator:
                 communicator.group_end()
 
     return Operator(call.operator, run, Parameters.of(names, ("out", "tensor")))
-
-
-def fused_all_reduce(call: Call) -> Operator:
-    """FlashInfer's function, which has no argument for the group: its workspace knows it."""
-    function = resolve_function(call.model_copy(update={"args": [one for one in call.args if one.name != "group"]}))
-    names = [argument.name or "" for argument in call.args]
-
-    def run(*values: Any) -> Any:
-        return function.call(*(value for name, value in zip(names, values, strict=True) if name != "group"))
-
-    return replace(function, call=run, schema=Parameters.of(names, FUNCTIONS[call.operator]))
 
 
 def _communicator(engine: str, method: str, names: Sequence[str], peers: Peers) -> Any:

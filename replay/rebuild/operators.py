@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import compress
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ import torch
 from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.recording.operators import DEFAULT, OperatorError, to_trace, why_not_called
 from kcap.schemas.recording.recording import Call
+from kcap.schemas.recording.values import Group
 
 TORCH_NAMESPACES = frozenset({"aten", "prims", "quantized", "_quantized", "onednn", "mkldnn", "sparse"})  # torch itself
 
@@ -211,10 +213,11 @@ def is_function(call: Call) -> bool:
 
 def resolve_function(call: Call) -> Operator:
     """The library's function that `call` is of, or the operator that it registers with the same parameters; Skip says
-    why there is none.
+    why there is none. A process group, which the tap has added, is not passed to it.
     """
     load_library(call.namespace)
     names = [argument.name or "" for argument in call.args]
+    passed = [not isinstance(argument.value, Group) for argument in call.args]
     if is_registered(call.operator, ""):
         operator = resolve_operator(call.operator)
         taken, rest = operator.schema.arguments[: len(names)], operator.schema.arguments[len(names) :]
@@ -227,7 +230,7 @@ def resolve_function(call: Call) -> Operator:
         raise Skip(f"the library here has no function {name}")
 
     def run(*values: Any) -> Any:
-        return function(**dict(zip(names, values, strict=True)))
+        return function(**dict(compress(zip(names, values, strict=True), passed)))
 
     return Operator(call.operator, run, Parameters.of(names, FUNCTIONS[call.operator]))
 

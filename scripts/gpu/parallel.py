@@ -131,11 +131,7 @@ class Parts:
         setup = self.setups["tensor"]
         words: list[object] = ["--model", setup.model, *([] if self.gpus else ["--num-layers", setup.layers])]
         words += [word for argument in setup.arguments for word in ("--engine-arg", argument)]
-        sizes = (
-            {"--batch": 16, "--seconds": 1, "--pairs": 21}
-            if self.gpus
-            else {"--batch": 2, "--seconds": 1, "--pairs": 1}
-        )
+        sizes = {"--seconds": 1} | ({"--batch": 16, "--pairs": 21} if self.gpus else {"--batch": 2, "--pairs": 1})
         words += [word for size in sizes.items() for word in size]
         compiled = ("--compiled", "--engine-arg", f"compilation_config={{{REDUCED_ALONE}}}")
         words += compiled if self.gpus else ("--input-len", 24)
