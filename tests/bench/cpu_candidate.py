@@ -77,6 +77,16 @@ def waits(x):
     return x.clone()
 
 
+def stopwatch(x):
+    """Sleeps for two milliseconds: the microseconds that passed since the first of twenty invocations began."""
+    if len(KEPT) % 20 == 0:
+        KEPT[:] = [time.perf_counter_ns()]
+    else:
+        KEPT.append(None)
+    time.sleep(0.002)
+    return torch.full_like(x, (time.perf_counter_ns() - KEPT[0]) / 1e3)
+
+
 def counting_thread(x):
     """What a thread of its own, which always runs, has counted."""
     if not KEPT:

@@ -132,10 +132,16 @@ def test_what_it_raises_is_told(started, small):
 
 
 def test_the_clock_says_what_a_stopwatch_would(started, small):
-    one = started("waits")
+    """One that the Solution holds itself: how long a sleep really lasts depends on the machine."""
+    one, beside = started("stopwatch"), []
     one.open(small, 20)
-    way, took = min(one.nothing() for _ in range(9)), min(one.run(range(20), 1).elapsed_ns for _ in range(5))
-    assert 40e6 <= took <= 40e6 + way + 20 * 250e3  # a sleep may last a little longer
+    way = min(one.nothing() for _ in range(9))
+    for _ in range(5):
+        done = one.run(range(20), 1, chosen=20)
+        held_ns = float(done.outputs[19][0][0, 0]) * 1e3
+        assert 40e6 <= held_ns <= done.elapsed_ns
+        beside.append(done.elapsed_ns - held_ns)
+    assert min(beside) < way + 1e6
     assert way < 2e6
 
 
