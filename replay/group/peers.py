@@ -6,11 +6,11 @@ own coordinator is made over the same processes.
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from kcap.schemas.derive.bound_call import Skip
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}  # all processes are on this machine
 DEFAULT_NAME = "tp"  # of an engine's group: only for tensor parallelism do engines make their own kernels
-LEAST_TOKENS = 2048  # that FlashInfer's memory is made for: so that few are
+LEAST_TOKENS = 2048  # that FlashInfer's memory is made for, so that most Calls share one
 STATES = {"vllm": "vllm.distributed.parallel_state", "sglang": "sglang.srt.distributed.parallel_state"}
 
 
@@ -50,6 +50,14 @@ class Alone:
         return bool(self.gather([flag]).any())
 
 
+@dataclass
+class Workspaces:
+    """FlashInfer's memory for sums of one hidden size and dtype, by the tokens that it has room for."""
+
+    by_tokens: dict[int, Any] = field(default_factory=dict)
+    refused: str = ""  # why no more can be made
+
+
 class Peers(Alone):
     """This process and the others of its group. `host`: the same over gloo, for what is agreed between two samples."""
 
@@ -70,7 +78,7 @@ class Peers(Alone):
         self.host = dist.new_group(backend="gloo")
         self.coordinator = cache(self._coordinator)
         self.coordinators: list[Any] = []
-        self._workspaces: dict[tuple[object, ...], Any] = {}
+        self._workspaces: dict[tuple[int, torch.dtype], Workspaces] = {}
 
     def barrier(self) -> None:
         dist.barrier(self.host)
@@ -99,27 +107,30 @@ class Peers(Alone):
         What graphs were captured with stays: one that is too small is not given back. A CUDA error is raised as it is,
         since nothing that this process runs next would be right.
         """
+        workspaces = self._workspaces.setdefault((hidden_size, dtype), Workspaces())
+        large_enough = [most for most in workspaces.by_tokens if most >= tokens]
+        if large_enough:
+            return workspaces.by_tokens[min(large_enough)]
+        if workspaces.refused:
+            raise Skip(workspaces.refused)
         most = 1 << (max(tokens, LEAST_TOKENS) - 1).bit_length()
-        key = (hidden_size, dtype, most)
-        if key not in self._workspaces:
-            try:
-                comm, ranks = map(importlib.import_module, ("flashinfer.comm", "flashinfer.comm.mnnvl"))
-                made = comm.create_allreduce_fusion_workspace(
-                    backend="trtllm",
-                    world_size=self.size,
-                    rank=self.rank,
-                    max_token_num=most,
-                    hidden_dim=hidden_size,
-                    dtype=dtype,
-                    comm_backend=ranks.TorchDistBackend(group=self.world),
-                )
-            except Exception as error:  # what a driver cannot share may end as anything
-                if "CUDA error" in str(error):
-                    raise
-                raise Skip(_reason("FlashInfer has no all-reduce here", error)) from None
-            atexit.register(made.destroy)
-            self._workspaces[key] = made
-        return self._workspaces[key]
+        try:
+            comm, backends = map(importlib.import_module, ("flashinfer.comm", "flashinfer.comm.mnnvl"))
+            workspaces.by_tokens[most] = comm.create_allreduce_fusion_workspace(
+                backend="trtllm",
+                world_size=self.size,
+                rank=self.rank,
+                max_token_num=most,
+                hidden_dim=hidden_size,
+                dtype=dtype,
+                comm_backend=backends.TorchDistBackend(group=self.world),
+            )
+        except Exception as error:  # what a driver cannot share may end as anything
+            if "CUDA error" in str(error):
+                raise
+            workspaces.refused = _reason("FlashInfer has no all-reduce here", error)
+            raise Skip(workspaces.refused) from None
+        return workspaces.by_tokens[most]
 
     def end_capture(self) -> None:
         """Tell each other the addresses that vLLM's custom all-reduces were captured with."""

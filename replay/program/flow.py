@@ -32,7 +32,7 @@ from kcap.replay.roofline.sweeps import unread_inputs
 from kcap.schemas.derive.bound_call import StorageKey
 
 RECENT_BUFFERS = 4  # of each kind, so many are remembered in the order of their writes
-ONLY_WRITTEN = re.compile(r"out(put)?s?\d*|out_ptr\d+|result|dst|c|o")
+ONLY_WRITTEN = re.compile(r"((norm|residual|quant|scale)_)?out(put)?s?\d*|out_ptr\d+|result|dst|c|o")
 CHECKED_DTYPES = ("bfloat16", "float16", "float32", "float64")
 SMALLEST, LARGEST = 1e-20, 1e6  # absolute values as engines have them
 MAX_LOST_SHARE, CHECKED_BYTES = 0.01, 1 << 20

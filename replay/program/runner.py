@@ -15,12 +15,11 @@ from kcap.replay.program.timing import ProgramTiming, time_on_gpu, time_on_host
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.replay.timing import device
 from kcap.replay.timing.sampling import Budget, counted_samples, quartiles
-from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.results.measurement import DROPPED
 
-HASHES = 1 << 48  # which 64-bit floats tell apart
 NOTHING_RAN = "none of its kernels can be replayed here"
 ON_HOST = "the host's work"
+NOT_IN_ALL = "another rank could not prepare it"
 
 
 class ProgramRunner:
@@ -50,8 +49,6 @@ class ProgramRunner:
         samples = {number: part["sample"] for number, part in standalone.items()}
         parts, restore, notes = self._prepare(order, samples, gpu)
         order = [number for number in order if number in parts.good]
-        if bool(self.peers.gather([len(order), hash(tuple(order)) % HASHES]).diff(dim=0).any()):
-            raise Skip("its ranks could not prepare the same kernels")
         calls = [untimed_fields(number, part) for number, part in standalone.items() if number not in timed]
         if not order:
             return {
@@ -82,10 +79,19 @@ class ProgramRunner:
     ) -> tuple[PreparedCalls, ProgramSnapshot, list[str]]:
         """The Calls ready to run, the snapshot that restores what they write to, and notes on both."""
         parts = PreparedCalls(self.rebuilder, Counter(order), samples)
+        leave_out_what_others_lack(parts, self.peers)
         if gpu:
             return parts, *part_losers(order, parts, self.peers)
         restore = ProgramSnapshot(parts.good.values())
         return parts, restore, restore.notes
+
+
+def leave_out_what_others_lack(parts: PreparedCalls, peers: Alone) -> None:
+    """A Call that runs in some ranks alone would wait there for the others."""
+    lacking = peers.gather([part.failed is not None for part in parts.all.values()]).any(dim=0)
+    for part, lacks in zip(parts.all.values(), lacking.tolist(), strict=True):
+        if lacks and part.failed is None:
+            part.failed, part.sets = {"status": "skipped", "reason": NOT_IN_ALL}, []
 
 
 def untimed_fields(number: int, part: ProgramPart) -> dict[str, Any]:

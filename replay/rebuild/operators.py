@@ -228,11 +228,22 @@ def resolve_function(call: Call) -> Operator:
     function = next((one for module in modules if callable(one := _attribute(module, name))), None)
     if function is None or isinstance(function, type):
         raise Skip(f"the library here has no function {name}")
+    if unknown := [given for given in compress(names, passed) if not _takes(function, given)]:
+        raise Skip(f"the library's {name} here does not take {', '.join(unknown)}")
 
     def run(*values: Any) -> Any:
         return function(**dict(compress(zip(names, values, strict=True), passed)))
 
     return Operator(call.operator, run, Parameters.of(names, FUNCTIONS[call.operator]))
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether `function` has a parameter of this `name`, or takes any, as far as Python can tell."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:
+        return True
+    return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 BASES = {

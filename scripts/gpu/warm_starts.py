@@ -115,6 +115,8 @@ def main() -> None:
     cache = SAME_CACHE.get(engine.FRAMEWORK.package, {})
     if given.serve and engine.FRAMEWORK.name not in SERVERS:
         parser.error(f"--serve: of {' and '.join(SERVERS)} only, not of {given.framework}")
+    if given.serve and given.engine_arg:
+        parser.error("--engine-arg: of an offline engine; a server's are given by --server-arg")
     more = engine_arguments(tuple(given.engine_arg))
     arguments = engine.arguments(Start(target, "dummy", given.num_layers, False, cache | more, 2048))
     folder = Path(tempfile.mkdtemp(prefix="warm-starts-"))

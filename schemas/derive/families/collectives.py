@@ -15,6 +15,7 @@ import torch
 
 from kcap.schemas.derive.cost import CostInputs
 from kcap.schemas.derive.families import cost_function, family
+from kcap.schemas.derive.families.norm.rmsnorm import SCALES
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import (
     KernelInstance,
@@ -44,7 +45,7 @@ def run(inputs, residual, weight):
     assert inputs.shape[::2] == ({ranks}, {h})
     x = inputs.to(torch.float32).sum(dim=0) + residual.to(torch.float32)
     y = x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + {eps!r})
-    return (y * weight.to(torch.float32)).to(inputs.dtype), x.to(residual.dtype)
+    return (y * {scale}).to(inputs.dtype), x.to(residual.dtype)
 """
 
 STACK = """import torch
@@ -93,16 +94,20 @@ def all_reduce_in_place(call: Invocation) -> KernelInstance:
 
 @family("all_reduce", "flashinfer::allreduce_fusion")
 def all_reduce_by_flashinfer(call: Invocation) -> KernelInstance:
-    """Alone, or with the residual that is added and the norm after it (its AllReduceFusionPattern, 0.6.11)."""
+    """Alone, or with the residual that is added and the norm after it (its AllReduceFusionPattern, 0.6.11).
+
+    Newer ones have a `weight_bias` (0.7.4), which is 1 for Gemma.
+    """
     if call["pattern"] == 0:
         return all_reduce(call, call.tensor("input"), lambda: call.result)
-    if call["pattern"] != 1 or call["weight_bias"]:
+    kind = {0.0: "", 1.0: "gemma_"}.get(call["weight_bias"] or 0.0)
+    if call["pattern"] != 1 or kind is None:
         raise Unrecognized("it quantizes, or does more than a norm")
     x, residual, weight = call.tensor("input"), call.tensor("residual_in"), call.tensor("rms_gamma")
     normed, added = call.tensor("norm_out"), call.tensor("residual_out")
     ranks, h, eps = group_of(call).size, x.shape[-1], call.number("rms_eps")
     return KernelInstance(
-        name=f"all_reduce_fused_add_rmsnorm{abbreviate(x.dtype, torch.bfloat16)}_ws{ranks}_h{h}",
+        name=f"all_reduce_{kind}fused_add_rmsnorm{abbreviate(x.dtype, torch.bfloat16)}_ws{ranks}_h{h}",
         op_type="comm",
         axes={"world_size": ranks, "num_tokens": None, "hidden_size": h},
         inputs={
@@ -114,7 +119,7 @@ def all_reduce_by_flashinfer(call: Invocation) -> KernelInstance:
             "output": lazy_arg(x.dtype, OF_RANK, lambda: normed),
             "residual_out": lazy_arg(residual.dtype, OF_RANK, lambda: added),
         },
-        reference=SUM_AND_NORM.format(ranks=ranks, h=h, eps=eps),
+        reference=SUM_AND_NORM.format(ranks=ranks, h=h, eps=eps, scale=SCALES[kind]),
         description=f"The sum over {ranks} ranks and a residual, and its root mean square norm, epsilon {eps:g}.",
         tags=("fused",),
         flops=(ranks + 5) * x.numel(),

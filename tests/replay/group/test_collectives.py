@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -397,7 +398,7 @@ def test_parts_of_different_sizes_are_skipped(sizes: Any) -> None:
 def fused(workspace: Opaque, x: Any, pattern: int, monkeypatch: pytest.MonkeyPatch) -> Inputs:
     """What is made for a call of FlashInfer's by a rank of two; `flashinfer.comm` cannot be imported."""
     monkeypatch.setitem(sys.modules, "flashinfer.comm", None)
-    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(allreduce_fusion=print))
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(allreduce_fusion=lambda **_: None))
     peers = Peers.__new__(Peers)
     peers.rank, peers.size, peers._workspaces = 0, 2, {}
     values = {"input": x, "workspace": workspace, "pattern": pattern, "group": PAIR}
@@ -426,6 +427,41 @@ def test_a_sum_by_flashinfer_that_is_not_replayed_says_why(
 ) -> None:
     with pytest.raises(Skip, match=reason):
         fused(workspace, x, pattern, monkeypatch)
+
+
+class FlashInferMemory:
+    """`flashinfer.comm`, of which memory for more than `most` tokens is refused; `asked`: what for."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.asked = most, list[tuple[int, int, torch.dtype]]()
+
+    def create_allreduce_fusion_workspace(
+        self, max_token_num: int, hidden_dim: int, dtype: torch.dtype, **_: object
+    ) -> object:
+        self.asked.append((max_token_num, hidden_dim, dtype))
+        if max_token_num > self.most:
+            raise RuntimeError("no room")
+        return object()
+
+    TorchDistBackend = SimpleNamespace
+
+
+def test_sums_by_flashinfer_share_memory_that_has_room_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory: Any = FlashInferMemory(most=4096)
+    for module in ("flashinfer", "flashinfer.comm", "flashinfer.comm.mnnvl"):
+        monkeypatch.setitem(sys.modules, module, memory)
+    peers = Peers.__new__(Peers)
+    peers.rank, peers.size, peers._workspaces, peers.world = 0, 2, {}, None
+    of = partial(peers.fused_workspace, hidden_size=32, dtype=torch.bfloat16)
+    small, large = of(5), of(3000)
+    assert of(2048) is small and of(2049) is large and small is not large
+    assert peers.fused_workspace(5, 32, torch.float16) is not small
+    for _ in range(2):
+        with pytest.raises(Skip, match="FlashInfer has no all-reduce here: RuntimeError: no room"):
+            of(5000)
+    assert of(4096) is large
+    asked = [(2048, torch.bfloat16), (4096, torch.bfloat16), (2048, torch.float16), (8192, torch.bfloat16)]
+    assert [(tokens, dtype) for tokens, hidden_size, dtype in memory.asked if hidden_size == 32] == asked
 
 
 def test_a_broken_gpu_is_no_reason_to_skip_a_sum_by_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:

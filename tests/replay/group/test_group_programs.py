@@ -19,6 +19,7 @@ from kcap.replay.program.choose import most_frequent_programs
 from kcap.replay.program.durations import CallDurations
 from kcap.replay.program.job import ProgramJob, StandaloneResult, program_job
 from kcap.replay.program.report import program_times
+from kcap.replay.program.runner import NOT_IN_ALL, leave_out_what_others_lack
 from kcap.replay.program.timing import PROFILED_RUNS, take_waits_out, time_invocations
 from kcap.schemas.recording.recording import load
 from kcap.schemas.recording.values import Group
@@ -56,6 +57,16 @@ def test_a_program_is_run_by_as_many_ranks_as_most_of_its_collectives_had(job: P
 def test_a_program_without_collectives_needs_no_group(job: ProgramJob) -> None:
     alone = {number: StandaloneResult("ok", method="host") for number in (0, 1)}
     assert "ranks" not in job.request(alone, 0.01)
+
+
+def test_what_another_rank_could_not_prepare_no_rank_runs() -> None:
+    """It would wait there for the others."""
+    failed = {"status": "skipped", "reason": "there is no room for it"}
+    parts: Any = SimpleNamespace(all={0: SimpleNamespace(failed=None, sets=[1]), 2: SimpleNamespace(failed=failed)})
+    parts.all[3] = SimpleNamespace(failed=None, sets=[1])
+    leave_out_what_others_lack(parts, Others([1.0, 0.0, 0.0], [0.0, 0.0, 0.0]))
+    assert parts.all[0].failed == {"status": "skipped", "reason": NOT_IN_ALL} and not parts.all[0].sets
+    assert parts.all[2].failed is failed and parts.all[3].failed is None
 
 
 class Later(Alone):

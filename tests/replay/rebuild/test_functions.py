@@ -126,10 +126,16 @@ def test_a_class_in_place_of_a_function_is_none() -> None:
 )
 def test_what_it_writes_is_known(operator: str, written: list[str]) -> None:
     name = operator.removeprefix("flashinfer::")
-    vars(sys.modules["flashinfer"])[name] = print
+    vars(sys.modules["flashinfer"])[name] = lambda **_: None
     resolved = operators.resolve_function(call(operator, out=None, input=None, residual=None, weight=None))
     declared = [parameter.name for parameter in resolved.schema.arguments if parameter.alias_info]
     assert declared == [name for name in ("out", "residual") if name in written]
+
+
+def test_a_function_of_another_release_that_takes_less_is_named() -> None:
+    vars(sys.modules["flashinfer"])["silu_and_mul"] = lambda input, out=None: None
+    with pytest.raises(Skip, match="the library's silu_and_mul here does not take enable_pdl, order"):
+        operators.resolve_function(call("flashinfer::silu_and_mul", input=None, enable_pdl=False, out=None, order=1))
 
 
 def test_without_the_library_it_is_said_what_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -142,8 +142,13 @@ def test_flashinfer_adds_a_residual_to_the_sum_and_norms_it():
     expected = torch.nn.functional.rms_norm(truth, (16,), weight.double(), 1e-5)
     torch.testing.assert_close(normed, expected.bfloat16())
     assert kernel.outputs["output"].get() is outputs["norm_out"]
+    gemma = kernel_of("flashinfer::allreduce_fusion", pattern=1, weight_bias=1.0, **arguments, **outputs)
+    normed, _ = compile_reference(gemma.reference, gemma.name)(stacked, residual, weight)
+    expected = torch.nn.functional.rms_norm(truth, (16,), 1.0 + weight.double(), 1e-5)
+    torch.testing.assert_close(normed, expected.bfloat16())
+    assert gemma.name == "all_reduce_gemma_fused_add_rmsnorm_ws2_h16"
     alone = kernel_of("flashinfer::allreduce_fusion", pattern=0, **arguments, output=torch.empty(5, 16).bfloat16())
     assert alone.name == "all_reduce_ws2_h16"
     assert declined("flashinfer::allreduce_fusion", pattern=2, **arguments, **outputs)
-    assert declined("flashinfer::allreduce_fusion", pattern=1, weight_bias=1.0, **arguments, **outputs)
+    assert declined("flashinfer::allreduce_fusion", pattern=1, weight_bias=0.5, **arguments, **outputs)
     assert declined("flashinfer::allreduce_fusion", pattern=1, **{**arguments, "group": None}, **outputs)
