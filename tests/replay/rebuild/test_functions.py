@@ -93,6 +93,19 @@ def test_an_operator_of_its_name_stands_for_it_only_if_it_takes_the_same(schema:
         operators.resolve_operator.cache_clear()
 
 
+def test_a_state_decays_in_replay_as_in_a_model() -> None:
+    given: dict[str, torch.Tensor] = {}
+    vars(sys.modules["flashinfer"])["chunk_gated_delta_rule"] = lambda **values: given.update(values)
+    rows = {name: TensorSpec((5, 2, 8), "bfloat16", storage=number) for number, name in enumerate("qkv")}
+    gates = {name: TensorSpec((5, 2), "float32", storage=3 + number) for number, name in enumerate(("g", "beta"))}
+    rebuilder = Rebuilder("cpu", "cpu", None)
+    resolved = rebuilder.resolve(call("flashinfer::chunk_gated_delta_rule", **rows, **gates), None)
+    inputs = rebuilder.build(resolved)
+    resolved.operator.call(*inputs.args, **inputs.kwargs)
+    torch.testing.assert_close(given["k"].float().norm(dim=-1), torch.ones(5, 2), rtol=2e-2, atol=0)
+    assert all(given[name].min() >= 0 and given[name].max() <= 1 for name in gates)
+
+
 WRAPPERS = (
     "BatchDecodeWithPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",

@@ -1,4 +1,4 @@
-"""sampling: greedy, by top-k and top-p from probabilities; repetition penalties, temperature and min-p.
+"""sampling: greedy, by top-k and top-p from probabilities or logits; repetition penalties, temperature and min-p.
 
 Sampling from probabilities has FlashInfer-Bench's names. It draws random numbers: two runs agree only in distribution.
 """
@@ -35,11 +35,13 @@ FROM_PROBS = """import torch
 
 @torch.no_grad()
 def run({inputs}):
-    assert probs.shape[-1] == {v}
-    sorted_probs, order = probs.to(torch.float32).sort(dim=-1, descending=True)
+    assert {scores}.shape[-1] == {v}
+{softmax}    sorted_probs, order = probs.to(torch.float32).sort(dim=-1, descending=True)
 {filters}    drawn = torch.multinomial(sorted_probs, 1)
     return order.gather(-1, drawn).squeeze(-1)
 """
+
+SOFTMAX = "    probs = torch.softmax(logits.to(torch.float32), dim=-1)\n"
 
 TOP_K = """    rank = torch.arange({v}, device=probs.device)
     k = top_k.to(torch.int64)[:, None]
@@ -117,37 +119,47 @@ def greedy(call: Invocation) -> KernelInstance:
 
 @family("top_k_sampling", "flashinfer::top_k_sampling_from_probs")
 def top_k(call: Invocation) -> KernelInstance:
-    return from_probs(call, "top_k")
+    return sampled_from(call, "probs", "top_k")
 
 
 @family("top_p_sampling", "flashinfer::top_p_sampling_from_probs", "sgl_kernel::top_p_sampling_from_probs")
 def top_p(call: Invocation) -> KernelInstance:
-    return from_probs(call, "top_p")
+    return sampled_from(call, "probs", "top_p")
 
 
 @family(
-    "top_k_top_p_sampling", "flashinfer::top_k_top_p_sampling_from_probs", "sgl_kernel::top_k_top_p_sampling_from_probs"
+    "top_k_top_p_sampling",
+    "flashinfer::top_k_top_p_sampling_from_probs",
+    "flashinfer::top_k_top_p_sampling_from_logits",
+    "sgl_kernel::top_k_top_p_sampling_from_probs",
 )
 def top_k_top_p(call: Invocation) -> KernelInstance:
-    """Joint, as SGLang's kernel is, top-p is over all probabilities; else over what top-k left of them."""
+    """Joint, as SGLang's kernel is, top-p is over all probabilities; else over what top-k left of them.
+
+    vLLM passes logits where a request has both filters.
+    """
     order = "joint" if call.base.startswith("sgl_kernel::") else call["filter_apply_order"]
     if order not in (None, "top_k_first", "joint"):
         raise Unrecognized("filters of an unknown order")
-    return from_probs(call, "top_k", "top_p", joint=order == "joint")
+    scores = "logits" if call.base.endswith("_from_logits") else "probs"
+    return sampled_from(call, scores, "top_k", "top_p", joint=order == "joint")
 
 
 FILTERS = {"top_k": (TOP_K, torch.int32), "top_p": (TOP_P, torch.float32)}
 
 
-def from_probs(call: Invocation, *filters: str, joint: bool = False) -> KernelInstance:
-    """`probs`: [batch_size, vocab_size]; each filter's limit is a number for all rows or one for each."""
+def sampled_from(call: Invocation, scores: str, *filters: str, joint: bool = False) -> KernelInstance:
+    """`scores`: probs or logits, [batch_size, vocab_size]; a filter's limit is a number for all rows or one for each.
+
+    Of logits all are read: a softmax needs their sum.
+    """
     call.refuse("indices", "maybe_indices", "return_valid")
-    probs = call.tensor("probs")
-    v = probs.shape[1]
-    inputs = {"probs": tensor_arg(probs, *ROWS), **{name: filter_limit(call, name, probs) for name in filters}}
+    rows = call.tensor(scores)
+    v = rows.shape[1]
+    inputs = {scores: tensor_arg(rows, *ROWS), **{name: filter_limit(call, name, rows) for name in filters}}
     return KernelInstance(
-        name=f"{'_'.join(filters)}_sampling_from_probs{'_joint' if joint else ''}"
-        f"{abbreviate(probs.dtype, torch.float32)}_v{v}",
+        name=f"{'_'.join(filters)}_sampling_from_{scores}{'_joint' if joint else ''}"
+        f"{abbreviate(rows.dtype, torch.float32)}_v{v}",
         op_type="sampling",
         axes={"batch_size": None, "vocab_size": v},
         inputs=inputs,
@@ -157,22 +169,24 @@ def from_probs(call: Invocation, *filters: str, joint: bool = False) -> KernelIn
         reference=FROM_PROBS.format(
             inputs=", ".join(inputs),
             v=v,
+            scores=scores,
+            softmax=SOFTMAX if scores == "logits" else "",
             filters=("" if joint else RENORMALIZED).join(FILTERS[name][0].format(v=v) for name in filters),
         ),
         description=f"Sampling from what {' and '.join(filters)} leave of the probabilities.",
         random=True,
-        # unfiltered, a draw stops at the token that it draws: halfway on average
-        touched=lambda: total_bytes(probs) // 2,
+        # unfiltered, a draw from probabilities stops at the token that it draws: halfway on average
+        touched=lambda: total_bytes(rows) // (1 if scores == "logits" else 2),
     )
 
 
-def filter_limit(call: Invocation, name: str, probs: torch.Tensor) -> TensorArg:
+def filter_limit(call: Invocation, name: str, rows: torch.Tensor) -> TensorArg:
     dtype = FILTERS[name][1]
     tensor = call.optional(name, f"maybe_{name}_arr")
     if tensor is not None:
         return tensor_arg(tensor.to(dtype), "batch_size")
     value = call.number(name, f"{name}_val")
-    return tensor_arg(torch.full((len(probs),), value, dtype=dtype, device=probs.device), "batch_size")
+    return tensor_arg(torch.full((len(rows),), value, dtype=dtype, device=rows.device), "batch_size")
 
 
 @family("repetition_penalties", "_C::apply_repetition_penalties_")

@@ -70,10 +70,13 @@ def test_top_p_keeps_the_token_that_reaches_p():
     assert [set(samples[:, row].tolist()) for row in range(4)] == [{0}, {0, 1}, {0}, {0, 1, 2, 3}]
 
 
-def test_top_k_comes_before_top_p():
+@pytest.mark.parametrize("scores", ["probs", "logits"])
+def test_top_k_comes_before_top_p(scores: str):
     torch.manual_seed(0)
     probs = torch.tensor([[0.3, 0.3, 0.2, 0.2]])  # of the first two, each has half
-    kernel = kernel_of("flashinfer::top_k_top_p_sampling_from_probs", probs=probs, top_k=2, top_p=0.45)
+    given = {scores: probs.log() + 1 if scores == "logits" else probs}
+    kernel = kernel_of(f"flashinfer::top_k_top_p_sampling_from_{scores}", **given, top_k=2, top_p=0.45)
+    assert checked(kernel).name == f"top_k_top_p_sampling_from_{scores}_v4"
     assert set(drawn(kernel, 100)[:, 0].tolist()) <= {0, 1}
     assert len(set(drawn(kernel, 100)[:, 0].tolist())) == 1
 
