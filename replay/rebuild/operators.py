@@ -144,6 +144,7 @@ LIBRARIES: dict[str, Library] = {
         (
             "sglang.srt.layers.activation",
             "sglang.srt.layers.rotary_embedding",
+            "sglang.srt.layers.moe.topk",
             "sglang.jit_kernel.kvcache",  # 0.5.15
             "sglang.kernels.ops.kvcache.kvcache",
         ),
@@ -197,6 +198,7 @@ FUNCTIONS = {  # that a Recording may name, with prefixes of the names of the ar
     **_functions("flashinfer", "fused_add_rmsnorm_quant", "out", "residual"),
     **_functions("flashinfer", "apply_rope_with_cos_sin_cache_inplace", "query", "key"),
     **_functions("flashinfer", "append_paged_kv_cache", "paged_kv_cache"),
+    **_functions("flashinfer", "fused_topk_deepseek", "topk_values", "topk_indices"),
     **_functions("flashinfer", "chunk_gated_delta_rule", "output", "state_checkpoints"),
     **_functions("flashinfer", "allreduce_fusion", "output", "residual_out", "norm_out", "quant_out", "scale_out"),
     **_functions("deep_gemm", "fp8_gemm_nt fp8_fp4_gemm_nt bf16_gemm_nt", "d"),

@@ -114,6 +114,18 @@ def moe_fused_gate(call: Invocation) -> KernelInstance:
     return returned_topk(call, call.tensor("input"), router, call.tensor("bias"))
 
 
+@family("moe_routing", "flashinfer::fused_topk_deepseek", "sglang::fused_topk_deepseek")
+def fused_topk_deepseek(call: Invocation) -> KernelInstance:
+    """FlashInfer's, which SGLang wraps; weights and ids are arguments."""
+    call.refuse("routing_replay_out")
+    groups, chosen_groups = (int(call.number(*names)) for names in (("n_group", "num_expert_group"), ("topk_group",)))
+    scale = float(call.number("routed_scaling_factor", "scaling_factor"))
+    router = Router("sigmoid", int(call.number("topk")), True, groups, chosen_groups, scale)
+    logits, bias = call.tensor("scores", "gating_output"), call.tensor("bias", "correction_bias")
+    weights, ids = call.tensor("topk_values", "topk_weights"), call.tensor("topk_indices", "topk_ids")
+    return routing_instance(logits, router, bias, (lambda: weights, lambda: ids), ids.dtype)
+
+
 @family("moe_routing", "_C::biased_topk_cpu")
 def biased_topk_cpu(call: Invocation) -> KernelInstance:
     call.refuse("num_fused_shared_experts")
@@ -172,10 +184,16 @@ def routing_instance(
     )
 
 
-@replay_rule("_moe_C::topk_softmax", "_moe_C::topk_sigmoid", "_moe_C::topk_softplus_sqrt")
+@replay_rule(
+    "_moe_C::topk_softmax",
+    "_moe_C::topk_sigmoid",
+    "_moe_C::topk_softplus_sqrt",
+    "flashinfer::fused_topk_deepseek",
+    "sglang::fused_topk_deepseek",
+)
 class TopK(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
-        set_zeros(bound, "topk_indices", "token_expert_indices")
+        set_zeros(bound, "topk_indices", "topk_ids", "token_expert_indices")
 
 
 cost_function("moe_routing")(CostInputs.whole)  # FLOPs are few, and not counted

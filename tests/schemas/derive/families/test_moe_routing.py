@@ -98,6 +98,27 @@ def test_groups_as_in_deepseek():
             assert agrees("_moe_C::grouped_topk", run, **call_arguments).name == name
 
 
+@pytest.mark.parametrize("operator", ["flashinfer::fused_topk_deepseek", "sglang::fused_topk_deepseek"])
+def test_flashinfers_routing_writes_what_it_chose(operator: str):
+    logits, bias = randn(5, 64, dtype=torch.float32), randn(64, dtype=torch.float32, seed=1)
+    weights, ids = torch.empty(5, 4), torch.empty(5, 4, dtype=torch.int32)
+    if operator.startswith("flashinfer"):
+        given = {"scores": logits, "bias": bias, "n_group": 4, "routed_scaling_factor": 2.5}
+        results = {"topk_values": weights, "topk_indices": ids}
+    else:
+        given = {"gating_output": logits, "correction_bias": bias, "num_expert_group": 4, "scaling_factor": 2.5}
+        results = {"topk_weights": weights, "topk_ids": ids}
+
+    def run(**_: Any) -> None:
+        sigmoid = logits.sigmoid()
+        ids.copy_(torch.tensor([chosen(row, 4, 2, 4) for row in sigmoid + bias]))
+        best = sigmoid.gather(1, ids.long())
+        weights.copy_(2.5 * best / best.sum(1, keepdim=True))
+
+    kernel = agrees(operator, run, **given, **results, topk_group=2, topk=4, launch_with_pdl=True)
+    assert kernel.name == "moe_routing_bias_sigmoid_renorm_scale2.5_topk4_ng4_kg2_e64"
+
+
 def test_names_of_qwen3():
     weights, ids = torch.empty(256, 8, device="meta"), torch.empty(256, 8, dtype=torch.int32, device="meta")
     logits = torch.empty(256, 128, dtype=torch.bfloat16, device="meta")
