@@ -153,7 +153,7 @@ LIBRARIES: dict[str, Library] = {
         "sglang",
         ("sglang.srt.layers.layernorm", "sglang.srt.layers.activation", "sglang.srt.layers.rotary_embedding.factory"),
     ),
-    "flashinfer": Library("flashinfer-python", ("flashinfer", "flashinfer.comm")),
+    "flashinfer": Library("flashinfer-python", ("flashinfer", "flashinfer.comm", "flashinfer.fused_moe")),
     "deep_gemm": Library("deep-gemm", ("deep_gemm", "vllm.third_party.deep_gemm")),
     "flash_attn": Library("flash-attn", ("flash_attn",)),
     "flash_attn_3": Library("flash-attn-3", ("flash_attn_interface",)),
