@@ -25,8 +25,8 @@ The last five take the Recording of `tensor`; Recordings that lie in DIR already
 DIR/parallel.jsonl as soon as its part is over, what `kcap record` said in DIR/PART.log; a short table is printed last.
 Exits with 1 if a check fails. SGLang's interpreter is KCAP_SGLANG_PYTHON, .venv-sglang's or this one. Without GPUs it
 is two ranks on two cores, with gloo and vLLM's shared memory: there it knows no coverage, no distance from the engine,
-no experts and no attention in data parallel. NVLink multicast and symmetric memory stay off, and so does FlashInfer's
-kernel but in `fused`.
+no experts and no attention in data parallel. NVLink multicast stays off, and but in `fused` symmetric memory and
+FlashInfer's kernel do, too.
 """
 
 from __future__ import annotations
