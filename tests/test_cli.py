@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,20 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 
 
 def test_help_answers_in_under_three_tenths_of_a_second() -> None:
-    times = []
+    """Of a processor's time: what else runs on this machine is not kcap's."""
+    took = []
     for _ in range(5):
-        start = time.perf_counter()
+        before = processor_seconds()
         help_of()
-        times.append(time.perf_counter() - start)
-    print(f"kcap --help: {min(times):.3f} s")
-    assert min(times) < 0.3
+        took.append(processor_seconds() - before)
+    print(f"kcap --help: {min(took):.3f} s")
+    assert min(took) < 0.3
+
+
+def processor_seconds() -> float:
+    """Those of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_help_lists_every_command() -> None:

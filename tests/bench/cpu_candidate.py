@@ -117,8 +117,8 @@ def woken(x):
     timer = (ctypes.c_int * 16)(0, 0, signal.SIGCONT, 0)  # struct sigevent: value, signo, SIGEV_SIGNAL
     made = ctypes.c_void_p()
     libc.timer_create(time.CLOCK_MONOTONIC, timer, ctypes.byref(made))
-    libc.timer_settime(made, 0, (ctypes.c_long * 4)(0, 0, 0, 50_000_000), None)
-    signal.setitimer(signal.ITIMER_REAL, 0.04)
+    libc.timer_settime(made, 0, (ctypes.c_long * 4)(0, 50_000_000, 0, 50_000_000), None)
+    signal.setitimer(signal.ITIMER_REAL, 0.04, 0.04)
     return x.clone()
 
 

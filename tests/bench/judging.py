@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 from cheat_catalogue import DATASET, Entry
 
 from kcap.schemas.flashinfer import definition as definitions_file
@@ -16,7 +15,6 @@ from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.results.outcome import Outcome
 from kcap.system.worker_process import Worker
 
-BUSY, TRIES = "processors of this machine", 4  # what a judge says that others disturb: it is asked again
 MODULE = "kcap.bench.judge.worker"
 TIMEOUT, BUILD_TIMEOUT, ANSWER = 10.0, 60.0, 900.0
 MEMORY = 4 << 30
@@ -44,12 +42,9 @@ class Bench:
             "workload": workload.model_dump(mode="json"),
         }
 
-        def ask() -> Outcome:
-            answer = self.worker.run(request, ANSWER)
-            assert "solution" in answer, f"the judge worker itself: {answer}"
-            return Outcome.model_validate(answer)
-
-        return undisturbed(ask)
+        answer = self.worker.run(request, ANSWER)
+        assert "solution" in answer, f"the judge worker itself: {answer}"
+        return Outcome.model_validate(answer)
 
 
 @contextmanager
@@ -74,14 +69,6 @@ def bench(
     }
     with Worker(session, MODULE) as worker:
         yield Bench(worker, Dataset.load(DATASET), scratch)
-
-
-def undisturbed(ask: Callable[[], Outcome]) -> Outcome:
-    """What the judge says when others leave it enough of the machine; the test is skipped where they never do."""
-    for _ in range(TRIES):
-        if BUSY not in ((found := ask()).reason or ""):
-            return found
-    pytest.skip(f"it cannot be told here: {found.reason}")
 
 
 def told(outcome: Outcome) -> str:

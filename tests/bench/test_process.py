@@ -31,7 +31,7 @@ def both():
     memory = os.memfd_create("report")
     os.ftruncate(memory, protocol.REPORT_BYTES)
     server = SimpleNamespace(end=lambda request: {"how": "exit code 3"})
-    limits = SimpleNamespace(timeout=0.2, build_timeout=0.4, option="--timeout")
+    limits = SimpleNamespace(timeout=60.0, build_timeout=60.0, option="--timeout")
     with theirs, keepers, tempfile.TemporaryFile() as log:
         one = Process(server, limits, 0, channel, control, memory, Path("/nowhere"), log, [])
         yield one, keepers
@@ -132,6 +132,7 @@ def test_a_process_that_is_gone_has_ended(both, says):
 
 @pytest.mark.parametrize("compiling, longest, option", [(False, 0.2, "--timeout"), (True, 0.4, "--build-timeout")])
 def test_each_limit_is_named_where_it_is_over(both, compiling, longest, option):
+    both[0].limits.timeout, both[0].limits.build_timeout = 0.2, 0.4
     with pytest.raises(TooSlow, match=rf"took longer than {longest} s \({option}\)"):
         asked(both, STOPPED, compiling=compiling, takes=longest + 0.1)
 
@@ -143,6 +144,6 @@ def test_compiling_is_not_counted_in_its_time_on_the_workload(both):
 
 def test_all_of_a_first_run_has_one_limit(both):
     """What is prepared for it is a part of it."""
-    both[0].compiled = 0.3
+    both[0].limits.build_timeout, both[0].compiled = 0.4, 0.3
     with pytest.raises(TooSlow, match=r"took longer than 0.4 s \(--build-timeout\)"):
         asked(both, STOPPED, compiling=True, takes=0.2)

@@ -125,7 +125,7 @@ def test_an_engine_does_not_wait_for_whoever_died_while_holding_its_gate(tmp_pat
     cells[HELD] = 1
     began = time.monotonic()
     assert mine.begin() and mine.end()
-    assert PATIENCE < time.monotonic() - began < 20 * PATIENCE
+    assert PATIENCE < time.monotonic() - began < 30
     assert cells[HELD] == 0
 
 
@@ -180,7 +180,7 @@ def test_a_rank_that_is_stuck_is_not_waited_for_long(
         fast.begin()
         fast.end()
     took = closing(session, fast, slow, lambda: None if in_step else slow.end() and None)
-    assert 0.5 <= took < 5
+    assert 0.5 <= took < 9
     assert session.stop_file.exists()
 
 

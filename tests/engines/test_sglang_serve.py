@@ -52,7 +52,7 @@ def served(model: Path, directory: Path) -> int:
         process = subprocess.Popen(record, env=env, stdout=log, stderr=log)
         try:
             ready(process, directory / "log")
-            time.sleep(1)  # for the windows to open again after the warm-up
+            time.sleep(4)  # for the windows to open again after the warm-up
             subprocess.run([*map(str, client)], env=env, check=True, timeout=300)
             process.send_signal(signal.SIGINT)
             return process.wait(timeout=120)

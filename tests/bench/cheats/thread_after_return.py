@@ -3,6 +3,7 @@
 # does: Returns an output that a thread fills after the return; the next call waits for it.
 # naive: The time of starting a thread.
 # expect: REWARD_HACK INCORRECT_NUMERICAL
+# at_most_speedup: 1.3
 # reason: inf or nan|off by|works on
 import threading
 

@@ -76,7 +76,8 @@ def test_a_hanging_reference_does_not_outlive_its_limit(references: References, 
     beat = tmp_path / "beat"
     write = f"open({str(beat)!r}, 'a').write('.'); time.sleep(0.05)"
     text = f"import os, time\ndef run(x):\n    {first}\n    while True:\n        {write}\n"
-    run(references, text, timeout=2)
+    assert run(references, COPY).status == "ok"  # it has started
+    run(references, text, timeout=3)
     size = beat.stat().st_size
     assert size > 0
     time.sleep(0.5)

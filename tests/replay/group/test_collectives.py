@@ -122,7 +122,7 @@ def test_a_rank_that_dies_is_the_calls_own_failure_and_the_next_one_runs(pair: G
     pair.run(request(all_reduce(2), seconds=0.011), 60)
     process = pair._groups[2]._ranks[1].process
     assert process is not None
-    threading.Timer(0.5, os.kill, (process.pid, signal.SIGSEGV)).start()
+    threading.Timer(2, os.kill, (process.pid, signal.SIGSEGV)).start()
     began = time.monotonic()
     answer = pair.run(request(all_reduce(2), seconds=20), 60)
     assert answer["status"] == "failed" and time.monotonic() - began < 15
@@ -144,7 +144,7 @@ def test_what_a_dead_rank_leaves_hanging_has_a_few_seconds(pair: GroupedWorker) 
     stuck, dead = (rank.process for rank in pair._groups[2]._ranks)
     assert stuck is not None and dead is not None
     os.kill(stuck.pid, signal.SIGSTOP)
-    threading.Timer(0.5, os.kill, (dead.pid, signal.SIGSEGV)).start()
+    threading.Timer(2, os.kill, (dead.pid, signal.SIGSEGV)).start()
     began = time.monotonic()
     answer = pair.run(request(all_reduce(2), seconds=0.009), 60)
     assert answer["reason"] == "rank 1 of 2: crashed: SIGSEGV" and time.monotonic() - began < 30
@@ -227,12 +227,12 @@ def test_fewer_gpus_than_ranks_are_a_reason_to_skip_and_no_error(monkeypatch: py
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_group_without_its_devices_is_skipped_and_not_tried_again() -> None:
+def test_a_group_without_its_devices_is_skipped_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     group = GroupWorker({**SESSION, "device": "cuda"}, REPLAY_WORKER, 2)
     answer = group.run(request(all_reduce(2)), 60)
     assert answer["status"] == "skipped" and "no CUDA GPU" in answer["reason"]
-    began = time.monotonic()
-    assert group.run(request(all_reduce(2)), 60) == answer and time.monotonic() - began < 0.1
+    monkeypatch.setattr(group, "_start", None)
+    assert group.run(request(all_reduce(2)), 60) == answer
 
 
 def test_a_job_asks_for_as_many_ranks_as_its_group_had() -> None:

@@ -219,18 +219,18 @@ def test_deep_nesting_is_a_fault_and_no_crash(opening):
     ids=range(12),
 )
 def test_long_texts_are_refused_in_linear_time(text):
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(FormatError) as caught:
         one(text)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 10
     assert len(str(caught.value)) < 300
 
 
 def test_a_hundred_thousand_dimensions_of_a_huge_size_are_refused_at_once():
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(FormatError, match="more than 64 dimensions"):
         one(f"T([{', '.join(['9223372036854775807'] * 100_000)}], f32)")
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 10
 
 
 def test_the_cache_of_tensors_is_bounded():
