@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 SESSION_VARIABLE = "KCAP_SESSION"
+RECORDERS = ("auto", "native", "python")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Session:
     keep_text: bool = False  # with the texts of messages
     hash_key: str = ""  # of the hashes by which texts and tokens are compared, random
     check_coverage: bool = False  # profile some steps first, and attribute their kernels
-    recorder: str = "auto"  # auto, native or python
+    recorder: str = "auto"  # one of RECORDERS
     layers_model: int | None = None
     engine_arguments: dict[str, Any] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)

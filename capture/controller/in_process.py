@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from kcap.capture.controller.window_control import marked_running, refuse_written, running_process
+from kcap.capture.engines.pytorch import marks
 from kcap.capture.fold.recording import fold_session
-from kcap.capture.session import SESSION_VARIABLE, Session, read_session
+from kcap.capture.session import RECORDERS, SESSION_VARIABLE, Session, read_session
 from kcap.capture.window.window import StepShape, Window
 from kcap.errors import CallError, KcapError
-from kcap.schemas.recording.phases import PHASES
 from kcap.system.output import check_output, describe_leftover, make_directory_beside, publish
 
 _outputs: dict[int, Path] = {}  # by process, for a forked child does not record: what it is recorded into
@@ -24,23 +25,31 @@ class Recorder:
 
     def __init__(self, window: Window) -> None:
         self._window = window
+        self._lock = threading.Lock()  # held through a step
 
-    @contextmanager
     def step(
-        self, phase: str = "other", queries: list[int] | None = None, lengths: list[int] | None = None
-    ) -> Iterator[None]:
-        """Bracket one step of this thread, so that its calls make a Program.
+        self, phase: str = "other", queries: Sequence[int] = (), lengths: Sequence[int] = ()
+    ) -> AbstractContextManager[None]:
+        """Bracket one step of this thread, so that its calls make a Program. `kcap.step()` does the same.
 
         phase: prefill, decode, mixed or other. queries, lengths: each sequence's new tokens, and its context after.
+        CallError for others. Inside another step it is part of that; beside another thread's, its calls are in none.
         """
-        if phase not in PHASES:
-            raise CallError(f"unknown phase {phase}: one of {', '.join(PHASES)}")
-        began = self._window.begin(StepShape(phase, queries or [], lengths or []))
+        return self.mark(marks.marked_shape(phase, queries, lengths))
+
+    @contextmanager
+    def mark(self, shape: StepShape) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            yield
+            return
+        began = False
         try:
+            began = self._window.begin(shape)
             yield
         finally:
             if began:
                 self._window.end()
+            self._lock.release()
 
 
 @contextmanager
@@ -52,9 +61,14 @@ def record(
 
     model: a name for the Recording. keep_tokens: keep the values of integer tensors. recorder: auto, native or
     python. The Recording is written when the block ends, also by an exception. CallError if `output` exists and
-    `force` is not set, or is being written, or if this process is recorded already.
+    `force` is not set, or is being written, or if this process is recorded already, or for another `model` or
+    `recorder`.
     """
     path, process = Path(os.path.abspath(output)), os.getpid()
+    if recorder not in RECORDERS:
+        raise CallError(f"recorder {recorder!r}: one of {', '.join(RECORDERS)}")
+    if not (model is None or is_text(model)):
+        raise CallError(f"model {model!r}: a name, as text")
     _refuse_under_kcap_record()
     recorded_into = _outputs.setdefault(process, path)  # in one step, whatever other threads do
     if recorded_into is not path:
@@ -70,15 +84,25 @@ def record(
         with marked_running(session):
             window = Window(session)
             window.start(loose=True)
+            before, marks.steps = marks.steps, (steps := Recorder(window))
             try:
-                yield Recorder(window)
+                yield steps
             finally:
+                marks.steps = before
                 if os.getpid() == process:
                     window.close()
                     _finish(session, directory, path, force)
     finally:
         if os.getpid() == process:
             del _outputs[process]
+
+
+def is_text(value: object) -> bool:
+    """Whether a file of UTF-8 can hold it."""
+    try:
+        return isinstance(value, str) and bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _refuse_under_kcap_record() -> None:

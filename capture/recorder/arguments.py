@@ -206,13 +206,19 @@ def _scalar(value: Any) -> Any:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it has sizes, strides and a storage."""
-    return tensor.layout == torch.strided and not tensor.is_nested
+    """Whether it has sizes, strides and a storage, which holds its numbers as they are."""
+    return tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+
+
+def _unusual_kind(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return "nested"
+    return "conjugated" if tensor.is_conj() else "negated" if tensor.is_neg() else str(tensor.layout)
 
 
 def _tensor(tensor: torch.Tensor, storages: dict[int, int]) -> Any:
     if not is_plain(tensor):
-        return {"opaque": f"tensor {'nested' if tensor.is_nested else tensor.layout}"}
+        return {"opaque": f"tensor {_unusual_kind(tensor)}"}
     storage = tensor.untyped_storage()._cdata
     out: dict[str, Any] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
     if not tensor.is_contiguous():

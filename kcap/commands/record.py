@@ -19,7 +19,7 @@ from kcap.capture.controller import run
 from kcap.capture.controller.offline import Offline, record_model
 from kcap.capture.controller.output import WorkingDirectory, is_empty, report_recording, working_directory
 from kcap.capture.engines import serving_framework
-from kcap.capture.session import Session
+from kcap.capture.session import RECORDERS, Session
 from kcap.commands import given_options
 from kcap.errors import DONE, FAILED, PARTIAL, CallError
 from kcap.system import machine
@@ -137,7 +137,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--recorder",
     default="auto",
-    type=click.Choice(["auto", "native", "python"]),
+    type=click.Choice(RECORDERS),
     help="auto: native where a compiler is.",
 )
 @click.option(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kcap.schemas.recording.recording import Call, Recording
-from kcap.schemas.recording.values import Drift, Folded, TensorSpec, TorchConstant, tensors
+from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec, TorchConstant, tensors
 
 Record = Callable[..., Recording]
 both = pytest.mark.parametrize("recorder", ["native", "python"])
@@ -332,6 +332,25 @@ def test_a_sparse_tensor_is_opaque_and_does_no_harm(recorder: str, record: Recor
     recording = record(lambda _: torch.mm(sparse, A), recorder)
     assert all(tap.status in ("ok", "absent") for tap in recording.metadata.taps)
     assert recording.calls
+
+
+@both
+@pytest.mark.parametrize(
+    ("lazy", "kind"), [(lambda z: z.conj(), "conjugated"), (torch._neg_view, "negated")], ids=["conj", "neg"]
+)
+def test_a_tensor_whose_memory_has_other_numbers_is_another(
+    recorder: str, lazy: Any, kind: str, record: Record
+) -> None:
+    z = torch.ones(2, 2, dtype=torch.complex64)
+
+    def body(_: Any) -> None:
+        torch.mm(z, z)
+        torch.mm(lazy(z), z)
+
+    recording = record(body, recorder)
+    products = [call for call in recording.calls if call.operator.startswith("aten::mm")]
+    assert [call.total for call in products] == [1, 1]
+    assert {call.args[0].value == Opaque(f"tensor {kind}") for call in products} == {False, True}
 
 
 @both

@@ -69,6 +69,98 @@ def test_a_recording_that_could_not_begin_does_not_keep_the_next_from_it(tmp_pat
     assert adds(tmp_path / "out") == 1
 
 
+def counted(path: Path) -> dict[tuple[str, str], int]:
+    """Invocations of additions and products by operator and phase."""
+    found: dict[tuple[str, str], int] = {}
+    for call in kcap.load(path).kernels():
+        for count in call.counts:
+            if call.operator in ("aten::add.Tensor", "aten::mul.Tensor"):
+                found[call.operator[6:9], count.phase] = found.get((call.operator[6:9], count.phase), 0) + count.count
+    return found
+
+
+@pytest.mark.parametrize("longer", ["first", "second"])
+def test_beside_another_threads_step_a_step_is_none_and_its_calls_count(longer: str, tmp_path: Path) -> None:
+    begun, second, over = threading.Event(), threading.Event(), threading.Event()
+    with kcap.record(tmp_path / "out") as recorder:
+
+        def first() -> None:
+            with recorder.step("prefill", queries=[7], lengths=[7]):
+                for _ in range(100):
+                    torch.add(A, A)
+                begun.set()
+                (over if longer == "first" else second).wait(60)
+                for _ in range(100):
+                    torch.add(A, A)
+            over.set()
+
+        def other() -> None:
+            begun.wait(60)
+            with recorder.step("decode", queries=[1], lengths=[9]):
+                for _ in range(10):
+                    torch.mul(A, A)
+                second.set()
+                if longer == "second":
+                    over.wait(60)
+            over.set()
+
+        threads = [threading.Thread(target=target) for target in (first, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert counted(tmp_path / "out") == {("add", "prefill"): 200, ("mul", "other"): 10}
+    (step,) = kcap.load(tmp_path / "out").steps
+    assert (step.phase, step.queries) == ("prefill", [7])
+
+
+def test_the_programs_own_marks_count_in_a_block_too(tmp_path: Path) -> None:
+    with kcap.record(tmp_path / "out"):
+        for length in range(3):
+            with kcap.step("decode", queries=[1], lengths=[length + 1]), kcap.step("prefill"):
+                torch.add(A, A)
+    with kcap.step("decode"):
+        torch.add(A, A)
+    recording = kcap.load(tmp_path / "out")
+    assert recording.metadata.steps == {"decode": 3}
+    assert counted(recording.path) == {("add", "decode"): 3}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"queries": "a", "lengths": [5]},
+        {"queries": [1.5]},
+        {"queries": [2**70]},
+        {"queries": [-1]},
+        {"queries": [1], "lengths": [2, 3]},
+        {"queries": [5], "lengths": [3]},
+        {"queries": None},
+        {"phase": "decoding"},
+    ],
+    ids=str,
+)
+def test_a_step_that_there_cannot_be_is_refused_and_the_recording_goes_on(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    with kcap.record(tmp_path / "out") as recorder:
+        for mark in (kcap.step, recorder.step):
+            with pytest.raises(CallError), mark(**{"phase": "decode", **wrong}):
+                pytest.fail("it began")
+        with recorder.step("decode", queries=[1], lengths=[1]):
+            torch.add(A, A)
+    assert counted(tmp_path / "out") == {("add", "decode"): 1}
+    with pytest.raises(CallError), kcap.step(**{"phase": "decode", **wrong}):
+        pytest.fail("it began")
+
+
+@pytest.mark.parametrize("wrong", [{"model": 123}, {"model": "\ud800"}, {"model": ""}, {"recorder": "natve"}], ids=str)
+def test_what_a_recording_cannot_be_of_is_refused_at_once(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(CallError, match=next(iter(wrong))), kcap.record(tmp_path / "out", **wrong):
+        pytest.fail("it began")
+    assert not [*tmp_path.iterdir()]
+
+
 INNER = """
 import os
 import torch, kcap

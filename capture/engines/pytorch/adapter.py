@@ -225,7 +225,7 @@ class Steps:
             self.end(self._window)
 
     @contextmanager
-    def step(self, phase: str, queries: list[int], lengths: list[int]) -> Iterator[None]:
+    def mark(self, shape: StepShape) -> Iterator[None]:
         """The program's own mark of a step; inside another it is part of that."""
         lock = self.lock
         if not lock.acquire(False):
@@ -235,7 +235,7 @@ class Steps:
             return
         began = None
         try:
-            began = self._begin(lambda window: StepShape(phase, queries, lengths), lambda: facts(None))
+            began = self._begin(lambda window: shape, lambda: facts(None))
             yield
         finally:
             if began is not None:

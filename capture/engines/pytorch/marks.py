@@ -3,29 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager
+from operator import index
+from typing import Protocol
 
+from kcap.capture.window.step import StepShape
 from kcap.errors import CallError
 from kcap.schemas.recording.phases import PHASES
 
-if TYPE_CHECKING:
-    from kcap.capture.engines.pytorch.adapter import Steps
+MOST_TOKENS = 1 << 40  # of a sequence
 
-steps: Steps | None = None  # of this process, once PyTorch is hooked
+
+class Steps(Protocol):
+    """Whoever records this process."""
+
+    def mark(self, shape: StepShape) -> AbstractContextManager[None]:
+        """Bracket one step of this thread; inside another, or beside another thread's, it is none of its own."""
+
+
+steps: Steps | None = None  # of this process, once it is recorded
 
 
 @contextmanager
 def step(phase: str = "other", queries: Sequence[int] = (), lengths: Sequence[int] = ()) -> Iterator[None]:
     """Bracket one step: all that this thread calls inside is of it, modules too. Does nothing where none is recorded.
 
-    phase: prefill, decode, mixed or other; CallError otherwise. queries, lengths: each sequence's new tokens, and its
-    context after.
+    phase: prefill, decode, mixed or other. queries, lengths: each sequence's new tokens, and its context after.
+    CallError for others.
     """
-    if phase not in PHASES:
-        raise CallError(f"unknown phase {phase}: one of {', '.join(PHASES)}")
+    shape = marked_shape(phase, queries, lengths)
     if steps is None:
         yield
         return
-    with steps.step(phase, list(queries), list(lengths)):
+    with steps.mark(shape):
         yield
+
+
+def marked_shape(phase: str, queries: Sequence[int], lengths: Sequence[int]) -> StepShape:
+    """The step that a program marks; CallError where there is none such."""
+    if phase not in PHASES:
+        raise CallError(f"unknown phase {phase}: one of {', '.join(PHASES)}")
+    try:
+        tokens, contexts = ([index(number) for number in numbers] for numbers in (queries, lengths))
+    except TypeError:
+        raise CallError("queries, lengths: whole numbers, one of each for each sequence") from None
+    if contexts and len(contexts) != len(tokens):
+        raise CallError(f"{len(tokens)} queries and {len(contexts)} lengths: one of each for each sequence")
+    if any(not 0 <= number < MOST_TOKENS for number in (*tokens, *contexts)):
+        raise CallError("queries, lengths: tokens of a sequence, 0 or more")
+    if any(context < new for new, context in zip(tokens, contexts, strict=False)):
+        raise CallError("lengths: the context after the step, which has the new tokens of queries in it")
+    return StepShape(phase, tokens, contexts)

@@ -73,7 +73,8 @@ constexpr c10::DispatchKeySet kTraced = c10::DispatchKeySet(c10::BackendComponen
 constexpr c10::DispatchKeySet kTransparent({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
                                             c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
                                             c10::DispatchKey::ZeroTensor});
-constexpr c10::DispatchKeySet kUnusual = kTraced | kTransparent | c10::sparse_ks | c10::sparse_csr_ks | c10::mkldnn_ks |
+constexpr c10::DispatchKeySet kLazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});  // its memory has other numbers
+constexpr c10::DispatchKeySet kUnusual = kTraced | kTransparent | kLazy | c10::sparse_ks | c10::sparse_csr_ks | c10::mkldnn_ks |
                                          c10::DispatchKeySet(c10::DispatchKey::NestedTensor);
 
 C10_ALWAYS_INLINE Reality reality(const c10::TensorImpl& impl) {
@@ -109,7 +110,13 @@ struct Storages {
 };
 
 // A nested tensor calls itself strided, but asking it for its sizes throws.
-inline bool strided(const Tensor& t) { return t.layout() == at::kStrided && t.has_storage() && !t.is_nested(); }
+inline bool strided(const Tensor& t) {
+  return t.layout() == at::kStrided && t.has_storage() && !t.is_nested() && !t.key_set().has_any(kLazy);
+}
+
+inline std::string unusual_kind(const Tensor& t) {
+  return t.is_conj() ? "conjugated" : t.is_neg() ? "negated" : c10::str(t.layout());
+}
 
 // Where the host has the memory that the GPU knows as `data` (pinned and mapped); nullptr: it is the GPU's own.
 inline const char* mapped_from(const void* data) {
@@ -244,7 +251,10 @@ class BasicHasher {
     real = worse(real, reality(impl));
     if (C10_UNLIKELY(real != Reality::real)) return;
     if (impl.is_wrapped_number()) return number(t);
-    if (!strided(t)) return hash.add(kind(impl) | 0xBEEF, static_cast<uint64_t>(t.layout()) << 8 | static_cast<uint64_t>(impl.dim()));
+    if (!strided(t)) {
+      const uint64_t lazy = static_cast<uint64_t>(t.is_conj()) << 17 | static_cast<uint64_t>(t.is_neg()) << 16;
+      return hash.add(kind(impl) | 0xBEEF, lazy | static_cast<uint64_t>(t.layout()) << 8 | static_cast<uint64_t>(impl.dim()));
+    }
     plain(hash, impl);
   }
   void number(const Tensor& t) {  // read in place: nothing is dispatched
@@ -317,7 +327,7 @@ class Describer {
     if (!t.defined()) { out += "null"; return; }
     if (is_number(t)) return put_wrapped_number(out, t);
     const char* type = dtype_name(t.scalar_type());
-    if (!type || !strided(t)) return put_tagged(out, "opaque", std::string("tensor ") + c10::str(t.layout()));
+    if (!type || !strided(t)) return put_tagged(out, "opaque", "tensor " + unusual_kind(t));
     out += "{\"tensor\":{\"shape\":";
     put_ints(out, t.sizes());
     out += ",\"dtype\":"; put_string(out, type);
