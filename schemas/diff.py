@@ -16,7 +16,7 @@ from kcap.schemas.recording.signature import call_key, call_signature
 @dataclass(frozen=True)
 class Entry:
     """A Call or a Definition. `counts`: invocations by `phase rank mode`, a Definition's Workloads under `workloads`;
-    `counted`: how many of them are part of the total (a region's are not)."""
+    `counted`: how many of them are part of the total (a region's are not, nor a view's)."""
 
     name: str
     detail: str
@@ -89,9 +89,13 @@ def diff_calls(a: Iterable[Call], b: Iterable[Call]) -> Diff:
 
 
 def diff_datasets(a: Dataset, b: Dataset) -> Diff:
-    """Definitions by name, with their counts and the number of their Workloads."""
+    """Definitions by name, with their counts and their Workloads, whatever these are called."""
     common = a.definitions.keys() & b.definitions.keys()
     fields = {name: changed_fields(a.definitions[name], b.definitions[name]) for name in common}
+    for name in common:
+        first, second = (Counter(map(dataset.content_of, dataset.workloads.get(name, ()))) for dataset in (a, b))
+        if first != second and first.total() == second.total():
+            fields[name] = [*fields[name], "workloads"]
     return _diff(_definitions(a), _definitions(b), fields)
 
 
@@ -136,7 +140,7 @@ def _calls(calls: Iterable[Call]) -> dict[str, Entry]:
         counts = _count_by_place(call.counts)
         if key in entries:
             counts = counts + Counter(entries[key].counts)
-        counted = sum(counts.values()) if call.kind == "kernel" else 0
+        counted = sum(counts.values()) if call.kind == "kernel" and call.work else 0
         entries[key] = Entry(call.operator, call_signature(call), counts, counted)
     return entries
 

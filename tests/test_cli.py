@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 import kcap as package
 from kcap.cli import COMMANDS, group
@@ -94,6 +95,27 @@ def test_a_wrong_call_exits_with_2_and_no_traceback(kcap: Callable[..., Any], ar
     assert (ran.code, ran.out) == (2, "")
     assert "Error" in ran.err
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e10", "0"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("replay", "x", "--timeout"),
+        ("replay", "x", "--seconds"),
+        ("bench", "x", "--timeout"),
+        ("judge", "x", "--seconds"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_no_time_is_refused(command: tuple[str, ...], value: str) -> None:
+    ran = CliRunner().invoke(group, [*command, value])
+    assert ran.exit_code == 2 and "range" in ran.output, ran.output
+
+
+def test_more_threads_than_a_machine_has_are_refused() -> None:
+    ran = CliRunner().invoke(group, ["replay", "x", "--threads", "1000000"])
+    assert ran.exit_code == 2 and "1<=x<=4096" in ran.output
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import orjson
 from kcap.bench.run.executors import executors
 from kcap.bench.run.options import Options
 from kcap.bench.run.output import owned, read_run
+from kcap.commands import GIBIBYTES, LIMIT, SAMPLING, THREADS
 from kcap.errors import DONE, FAILED, PARTIAL
 from kcap.system.machine import processors_in_use
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from kcap.bench.run.summary.summary import Summary
 
 POSITIVE = click.IntRange(min=1)
-SECONDS = click.FloatRange(min=0.1)
 PATH = click.Path(path_type=Path)
 
 
@@ -31,13 +31,13 @@ PATH = click.Path(path_type=Path)
 @click.option("--op", "globs", multiple=True, metavar="GLOB", help="Only Definitions that match.")
 @click.option("--workloads", type=POSITIVE, metavar="N", help="Only the N most counted of each Definition.")
 @click.option("--device", help="cuda (all GPUs), cuda:N or cpu.  [default: what it was recorded on, or a GPU]")
-@click.option("--seconds", type=click.FloatRange(min=0.001), default=0.1, show_default=True, help="Sampling of each.")
-@click.option("--timeout", type=SECONDS, default=60, show_default=True, help="Seconds on a Workload at most.")
-@click.option("--build-timeout", type=SECONDS, default=300, show_default=True, help="Seconds of a build at most.")
-@click.option("--memory", type=click.FloatRange(min=0.1), metavar="GIB", help="Host memory of a Solution at most.")
+@click.option("--seconds", type=SAMPLING, default=0.1, show_default=True, help="Sampling of each.")
+@click.option("--timeout", type=LIMIT, default=60, show_default=True, help="Seconds on a Workload at most.")
+@click.option("--build-timeout", type=LIMIT, default=300, show_default=True, help="Seconds of a build at most.")
+@click.option("--memory", type=GIBIBYTES, metavar="GIB", help="Host memory of a Solution at most.")
 @click.option(
     "--threads",
-    type=POSITIVE,
+    type=THREADS,
     help="CPU threads of a Solution.  [default: those of --measurements, else all cores but one]",
 )
 @click.option("--executor", type=click.Choice(executors()), default="local", show_default=True, help="What judges.")

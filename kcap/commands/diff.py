@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kcap.bench.contents import Contents, open_contents
-from kcap.errors import CallError
+from kcap.errors import CallError, FormatError
 from kcap.schemas.diff import Diff, Entry, diff_calls, diff_datasets
 from kcap.schemas.recording.records import Call, Metadata
 from kcap.schemas.recording.signature import call_key
@@ -49,13 +49,16 @@ def command(a: Path, b: Path, by: str | None, measurements: tuple[Path, ...], ro
     A and B are Recordings, BackendBench trace files or parquets, or FlashInfer-Bench datasets. Recordings of two
     engines are compared by family: what each runs for a kernel in the mean step of a phase. --measurements, given
     twice, adds the times that `kcap replay A -o FILE` and `kcap replay B -o FILE` measured. Exit code: 0 they are
-    equal, 1 they differ.
+    equal, 1 they differ, 2 they cannot be compared.
     """
-    first, second = open_contents(a, allow_truncated=True), open_contents(b, allow_truncated=True)
-    by = by or ("family" if measurements or _two_engines(first, second) else "call")
-    if by == "call" and measurements:
-        raise CallError("--measurements are of a comparison --by family")
-    found = compare_families(first, second, measurements) if by == "family" else compare_calls(first, second)
+    try:
+        first, second = open_contents(a, allow_truncated=True), open_contents(b, allow_truncated=True)
+        by = by or ("family" if measurements or _two_engines(first, second) else "call")
+        if by == "call" and measurements:
+            raise CallError("--measurements are of a comparison --by family")
+        found = compare_families(first, second, measurements) if by == "family" else compare_calls(first, second)
+    except FormatError as error:  # 1 would say that they differ
+        raise CallError(str(error)) from error
     if as_json:
         whole = {"a": str(a), "b": str(b), "by": by, **found.as_json()}
         click.echo(orjson.dumps(whole, option=orjson.OPT_INDENT_2))

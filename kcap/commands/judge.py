@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import orjson
 
+from kcap.commands import GIBIBYTES, LIMIT, SAMPLING, THREADS
 from kcap.errors import DONE, FAILED, PARTIAL, CallError
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from kcap.schemas.results.verdict import Verdict, WorkloadVerdict
 
 PATH = click.Path(path_type=Path)
-SECONDS = click.FloatRange(min=0.1)
 QUICK_SECONDS = 0.03
 FailOn = Literal["never", "wrong", "slower"]
 
@@ -69,13 +69,11 @@ def print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @click.option("--serve", is_flag=True, help="Stay warm: take requests from standard input, a JSON object a line.")
 @click.option("--mcp", is_flag=True, help="The same as an MCP server (pip install 'kcap[mcp]').")
 @click.option("--device", help="cuda:N or cpu.  [default: what it was recorded on, or a GPU]")
-@click.option(
-    "--seconds", type=click.FloatRange(min=0.001), help="Sampling of each Workload.  [default: 0.1; --quick: 0.03]"
-)
-@click.option("--timeout", type=SECONDS, default=60, show_default=True, help="Seconds on a Workload at most.")
-@click.option("--build-timeout", type=SECONDS, default=300, show_default=True, help="Seconds of a build at most.")
-@click.option("--memory", type=click.FloatRange(min=0.1), metavar="GIB", help="Host memory of the Solution at most.")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: those of the engine's times]")
+@click.option("--seconds", type=SAMPLING, help="Sampling of each Workload.  [default: 0.1; --quick: 0.03]")
+@click.option("--timeout", type=LIMIT, default=60, show_default=True, help="Seconds on a Workload at most.")
+@click.option("--build-timeout", type=LIMIT, default=300, show_default=True, help="Seconds of a build at most.")
+@click.option("--memory", type=GIBIBYTES, metavar="GIB", help="Host memory of the Solution at most.")
+@click.option("--threads", type=THREADS, help="CPU threads.  [default: those of the engine's times]")
 @click.option("--trust", is_flag=True, help="Run references that you did not record or export here yourself.")
 @click.option(
     "--schema", is_flag=True, is_eager=True, expose_value=False, callback=print_schema, help="Print the JSON Schema."

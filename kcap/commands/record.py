@@ -20,7 +20,7 @@ from kcap.capture.controller.offline import Offline, record_model
 from kcap.capture.controller.output import WorkingDirectory, is_empty, report_recording, working_directory
 from kcap.capture.engines import serving_framework
 from kcap.capture.session import RECORDERS, Session
-from kcap.commands import given_options
+from kcap.commands import MOST_SECONDS, FiniteRange, given_options
 from kcap.errors import DONE, FAILED, PARTIAL, CallError
 from kcap.system import machine
 
@@ -76,7 +76,11 @@ ENGINE_OPTIONS = (  # of every command that starts an engine: one of its own, by
         "--ready", metavar="URL", help="Of a --client: what answers once the server serves.  [default: by the COMMAND]"
     ),
     click.option(
-        "--ready-timeout", default=600.0, show_default=True, type=click.FloatRange(0), help="Seconds until it must."
+        "--ready-timeout",
+        default=600.0,
+        show_default=True,
+        type=FiniteRange(0, MOST_SECONDS),
+        help="Seconds until it must.",
     ),
     click.option(
         "--engine-log",
@@ -112,7 +116,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="TRACE",
     help="Send the turns of a trace to the server COMMAND, or run them by --model: a Recording's, or a file's.",
 )
-@click.option("--speed", default=1.0, show_default=True, type=click.FloatRange(0, min_open=True), help="Of --workload.")
+@click.option("--speed", default=1.0, show_default=True, type=FiniteRange(0, min_open=True), help="Of --workload.")
 @click.option(
     "--concurrency",
     type=click.IntRange(1),

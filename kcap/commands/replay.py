@@ -8,6 +8,7 @@ from typing import cast
 
 import click
 
+from kcap.commands import LIMIT, SAMPLING, THREADS
 from kcap.errors import CallError
 from kcap.replay.jobs import Choice
 from kcap.replay.options import CallOptions, FidelityOptions, ProgramOptions
@@ -29,14 +30,12 @@ from kcap.system.output import check_files
 @click.option("--keep-going", is_flag=True, help="Skip and count the bad lines of a trace file.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0.001),
+    type=SAMPLING,
     default=0.1,
     show_default=True,
     help="Sampling per call or Program; a fifth of it for calls that hardly count.",
 )
-@click.option(
-    "--timeout", type=click.FloatRange(min=0.1), default=60, show_default=True, help="Seconds per call at most."
-)
+@click.option("--timeout", type=LIMIT, default=60, show_default=True, help="Seconds per call at most.")
 @click.option(
     "--cache",
     type=click.Choice(CACHES),
@@ -55,7 +54,7 @@ from kcap.system.output import check_files
 @click.option(
     "--step", type=click.IntRange(min=0), metavar="ID", help="The Program of this recorded step (implies --program)."
 )
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's]")
+@click.option("--threads", type=THREADS, help="CPU threads.  [default: torch's]")
 @click.option("--trust", is_flag=True, help="Run code of PATH that you did not record or export here yourself.")
 @click.option(
     "--compare-engine",

@@ -21,6 +21,7 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import orjson
 from pydantic import Field
 
 from kcap.errors import FormatError, KcapError
@@ -69,6 +70,20 @@ class Dataset:
     solutions: dict[str, list[Solution]] = field(default_factory=dict)
     traces: dict[str, list[Trace]] = field(default_factory=dict)
     counts: list[WorkloadCount] = field(default_factory=list)
+
+    def content_of(self, workload: Workload) -> bytes:
+        """The same for Workloads that differ in their names alone, and in those of their tensors; FormatError for a
+        tensor that is not there."""
+        inputs: dict[str, dict[str, Any]] = {}
+        for name, given in sorted(workload.inputs.items()):
+            inputs[name] = given.model_dump()
+            if isinstance(given, SafetensorsInput):
+                import torch
+
+                tensor = self.blob(given).contiguous()
+                content = tensor.flatten().view(torch.uint8).numpy() if tensor.numel() else b""
+                inputs[name] = {"tensor": sha256(content).hexdigest(), "shape": str((tensor.dtype, *tensor.shape))}
+        return orjson.dumps([workload.axes, inputs], option=orjson.OPT_SORT_KEYS)
 
     @classmethod
     def load(cls, root: Path) -> Dataset:

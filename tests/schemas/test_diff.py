@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import orjson
 import pytest
+import torch
 
-from kcap.schemas.flashinfer.dataset import WorkloadCount, write_dataset
-from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor, RandomInput, Workload
+from kcap.schemas.flashinfer.dataset import WorkloadCount, blob_path, write_dataset
+from kcap.schemas.flashinfer.definition import (
+    AxisConst,
+    AxisVar,
+    Definition,
+    DefinitionTensor,
+    RandomInput,
+    SafetensorsInput,
+    Workload,
+)
 from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, write_recording
 from kcap.schemas.recording.values import TensorSpec
 
@@ -87,18 +96,20 @@ def test_trace_files_are_compared_too(tmp_path, kcap):
     assert kcap("diff", tmp_path / "a.txt", tmp_path / "a.txt").code == 0
 
 
-def dataset(root, n=4, uuids=("u",), count=5):
+def dataset(root, n=4, uuids=("u",), count=5, m=1, held=None):
     tensor = DefinitionTensor(shape=["m", "n"], dtype="bfloat16")
     axes = {"m": AxisVar(), "n": AxisConst(value=n)}
     reference = "def run(x):\n    return x\n"
     entry = Definition(
         name="id", op_type="id", axes=axes, inputs={"x": tensor}, outputs={"y": tensor}, reference=reference
     )
-    workloads = [Workload(uuid=uuid, axes={"m": 1}, inputs={"x": RandomInput()}) for uuid in uuids]
+    x = RandomInput() if held is None else SafetensorsInput(path=blob_path(entry, uuids[0]), tensor_key="x")
+    workloads = [Workload(uuid=uuid, axes={"m": m}, inputs={"x": x}) for uuid in uuids]
+    blobs = {} if held is None else {uuids[0]: {"x": torch.full((m, n), held, dtype=torch.bfloat16)}}
     counts = [
         WorkloadCount(definition="id", workload=u, operator="x::y", call=0, counts=[decode(count)]) for u in uuids
     ]
-    write_dataset(root, [entry], {"id": workloads}, {}, counts)
+    write_dataset(root, [entry], {"id": workloads}, blobs, counts)
     return root
 
 
@@ -108,12 +119,33 @@ def dataset(root, n=4, uuids=("u",), count=5):
         ({"n": 5}, ["axes"], {"decode 0 eager": 5, "workloads": 1}),
         ({"count": 6}, [], {"decode 0 eager": 6, "workloads": 1}),
         ({"uuids": ("u", "v")}, [], {"decode 0 eager": 5, "workloads": 2}),
+        ({"m": 2}, ["workloads"], {"decode 0 eager": 5, "workloads": 1}),
+        ({"held": 1.0}, ["workloads"], {"decode 0 eager": 5, "workloads": 1}),
     ],
 )
 def test_datasets_differ_in_content_counts_and_workloads(tmp_path, kcap, other, fields, b):
     done = kcap("diff", dataset(tmp_path / "a"), dataset(tmp_path / "b", **other), "--json")
     (changed,) = orjson.loads(done.out)["changed"]
     assert (done.code, changed["fields"], changed["b"]) == (1, fields, b)
+
+
+def test_workloads_are_the_same_by_what_their_tensors_hold(tmp_path, kcap):
+    first = dataset(tmp_path / "a", held=1.0)
+    assert kcap("diff", first, dataset(tmp_path / "b", held=1.0, uuids=("other",))).code == 0
+    assert kcap("diff", first, dataset(tmp_path / "c", held=2.0)).code == 1
+
+
+def test_what_cannot_be_read_does_not_just_differ(tmp_path, kcap, recording):
+    with (recording / "calls.jsonl").open("a") as calls:
+        calls.write("{")
+    done = kcap("diff", recording, recording)
+    assert (done.code, "calls.jsonl:" in done.err) == (2, True)
+
+
+def test_views_are_compared_and_are_no_part_of_the_total(compare):
+    views = [call("aten::view", decode(count)).model_copy(update={"work": False}) for count in (3, 4)]
+    _, diff = compare([views[0], call("aten::relu", decode(1))], [views[1]])
+    assert diff["totals"] == {"a": 1, "b": 0} and len(diff["changed"]) == 1
 
 
 def test_a_dataset_and_a_recording_are_not_compared(tmp_path, kcap, recording):
