@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import io
 import sys
 import traceback
 from collections.abc import Sequence
@@ -83,6 +84,8 @@ def _end_quickly() -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line; a `KcapError` becomes one line on standard error and its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # else a terminal that is not of UTF-8 would end a command
+        sys.stdout.reconfigure(errors="replace")
     with lossy_standard_error():
         _run(args)
 

@@ -50,7 +50,7 @@ class KernelBench(Exporter):
             folder = request.output / f"level{case.level}"
             folder.mkdir(exist_ok=True)
             path = folder / f"{numbers[case.level]}_{case.definition.name}.py"
-            path.write_text(model_source(case, request.contents.metadata.model))
+            path.write_text(model_source(case, request.contents.metadata.model), encoding="utf-8")
             _reduce(account, case)
         return account.loss("kernelbench")
 

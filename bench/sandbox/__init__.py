@@ -52,7 +52,7 @@ def open_sandbox(
     inherited = tuple(name for name in namespaces.MOUNTED if after is not None and name in after.confined)
     report, report_end, ended, ended_end = _pipes()
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # one may be closed
         stream.flush()
     asker = os.getpid()
     try:

@@ -66,7 +66,7 @@ def make_server(judge: JudgeThread) -> Any:
     @server.tool()
     async def task() -> str:
         """What is to be written, why, what has to hold and how it is judged."""
-        return (judge.opened.root / "instruction.md").read_text()
+        return (judge.opened.root / "instruction.md").read_text(encoding="utf-8")
 
     @server.tool()
     async def judge_solution(path: str | None = None, source: str | None = None, quick: bool = False) -> dict[str, Any]:

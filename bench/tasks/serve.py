@@ -99,7 +99,7 @@ def judge_request(judge: WarmJudge, request: JudgeRequest, on_workload: OnWorklo
         raise FormatError("request", "has path and source: give one of them")
     with tempfile.TemporaryDirectory(prefix="kcap-source-") as folder:
         file = Path(folder) / "solution.py"
-        file.write_text(request.source)
+        file.write_text(request.source, encoding="utf-8")
         return judge.verdict(find_solution(opened, file), request.quick, on_workload)
 
 

@@ -31,20 +31,20 @@ POLICY = "default-src 'none'; script-src {scripts}; style-src {styles}; base-uri
 
 def page(report: Report, details: CallDetails) -> bytes:
     """The file's bytes; the same for the same arguments."""
-    libraries = "\n".join((ROOT / "vendor" / name).read_text() for name in LIBRARIES)
-    code = "\n".join((ROOT / "web" / name).read_text() for name in SCRIPTS)
-    styles = (ROOT / "web" / "page.css").read_text()
+    libraries = "\n".join((ROOT / "vendor" / name).read_text(encoding="utf-8") for name in LIBRARIES)
+    code = "\n".join((ROOT / "web" / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    styles = (ROOT / "web" / "page.css").read_text(encoding="utf-8")
     scripts = {"libraries": _closed(libraries), "code": f'"use strict";\n{code}'}
     policy = POLICY.format(scripts=" ".join(map(_hash, scripts.values())), styles=_hash(styles))
     parts = {
         "policy": html.escape(policy, quote=True),
         "styles": styles,
-        "licences": html.escape((ROOT / "vendor" / LICENCES).read_text()),
+        "licences": html.escape((ROOT / "vendor" / LICENCES).read_text(encoding="utf-8")),
         "report": _packed(report),
         "details": _packed(details),
         **scripts,
     }
-    out = (ROOT / "web" / "page.html").read_text()
+    out = (ROOT / "web" / "page.html").read_text(encoding="utf-8")
     for name, text in parts.items():
         out = out.replace(f"@@{name}@@", text)
     return out.encode()

@@ -236,7 +236,7 @@ def load_triton(text: str, function: str) -> Any:
     """The kernel called `function` in `text`; Skip where a library that it imports is missing."""
     name = f"kcap_kernel_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     file = Path(source_folder().name) / f"{name}.py"
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)

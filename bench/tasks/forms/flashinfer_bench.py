@@ -45,8 +45,8 @@ class FlashInferBench(TaskForm):
         solution = example(draft)
         path = folder / "solutions" / AUTHOR / definition.op_type / definition.name / f"{solution.name}.json"
         solutions_file.write(with_folder(path), solution)
-        (folder / "instruction.md").write_text(instruction(draft, TEXT))
-        (folder / MARK).write_text(f"{definition.name}\n")
+        (folder / "instruction.md").write_text(instruction(draft, TEXT), encoding="utf-8")
+        (folder / MARK).write_text(f"{definition.name}\n", encoding="utf-8")
 
     def following(self, output: Path) -> str:
         return f"kcap validate {shlex.quote(str(output))}"

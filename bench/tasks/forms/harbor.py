@@ -70,8 +70,8 @@ class Harbor(TaskForm):
     needs = "with Harbor"
 
     def write(self, draft: TaskDraft, folder: Path) -> None:
-        (folder / "task.toml").write_text(settings(draft))
-        (folder / "instruction.md").write_text(instruction(draft, TEXT))
+        (folder / "task.toml").write_text(settings(draft), encoding="utf-8")
+        (folder / "instruction.md").write_text(instruction(draft, TEXT), encoding="utf-8")
         write_task(draft, folder / "environment" / "task")
         write_task(draft, folder / "tests" / "task")
         held_out = ""
@@ -80,11 +80,11 @@ class Harbor(TaskForm):
             draft.write_held_out(folder / "tests" / "held_out")
             held_out = "--held-out /tests/held_out "
         dockerfile = DOCKERFILE.format(version=__version__, here=HERE)
-        (folder / "environment" / "Dockerfile").write_text(dockerfile)
+        (folder / "environment" / "Dockerfile").write_text(dockerfile, encoding="utf-8")
         test = TEST.replace("{here}", HERE).replace("{held_out}", held_out)
         for path, text in (("tests/test.sh", test), ("solution/solve.sh", SOLVE.format(here=HERE))):
             script = with_folder(folder / path)
-            script.write_text(text)
+            script.write_text(text, encoding="utf-8")
             script.chmod(0o755)
 
     def following(self, output: Path) -> str:

@@ -22,7 +22,7 @@ SKILL = Path(__file__).parent.parent / "skill.md"
 class Kcap(TaskForm):
     def write(self, draft: TaskDraft, folder: Path) -> None:
         write_task(draft, folder)
-        (folder / "instruction.md").write_text(instruction(draft))
+        (folder / "instruction.md").write_text(instruction(draft), encoding="utf-8")
 
     def following(self, output: Path) -> str:
         return f"kcap judge {shlex.quote(str(output))} --quick"
@@ -33,14 +33,14 @@ def write_task(draft: TaskDraft, folder: Path) -> None:
     definition = draft.definition
     draft.write_dataset(folder / DATASET)
     definitions_file.write(folder / "definition.json", definition)
-    (folder / "reference.py").write_text(definition.reference.strip() + "\n")
-    (folder / EXAMPLE).write_text(draft.example)
-    with_folder(folder / SOLUTION_FOLDER / "solution.py").write_text(draft.example)
+    (folder / "reference.py").write_text(definition.reference.strip() + "\n", encoding="utf-8")
+    (folder / EXAMPLE).write_text(draft.example, encoding="utf-8")
+    with_folder(folder / SOLUTION_FOLDER / "solution.py").write_text(draft.example, encoding="utf-8")
     for path, source in draft.sources.items():
-        with_folder(folder / path).write_text(source)
+        with_folder(folder / path).write_text(source, encoding="utf-8")
     with (folder / "workloads.jsonl").open("w") as file:
         file.writelines(workload.model_dump_json() + "\n" for workload in draft.task.workloads)
     if draft.measurements:
         write_measurements(folder / MEASUREMENTS, draft.measurements)
-    (folder / "SKILL.md").write_text(SKILL.read_text())
+    (folder / "SKILL.md").write_text(SKILL.read_text(encoding="utf-8"))
     (folder / TASK_FILE).write_bytes(dump_json(draft.task.model_dump(mode="json")))

@@ -71,7 +71,7 @@ def bound_in(frame: FrameType | None, value: object) -> tuple[Mapping[str, Any],
 
 @lru_cache(maxsize=2)
 def _text(file: str) -> str:
-    return Path(file).read_text()
+    return Path(file).read_text(encoding="utf-8")
 
 
 def _in_text(text: str, name: str) -> str | None:

@@ -313,7 +313,9 @@ def _source_in(module: ModuleType, name: str) -> str | None:
     """The source of the kernel that the generated `module` binds to `name`; None where its text does not tell."""
     binding = rf"^{name} = async_compile\.cpp_pybinding\(\[.*?\], r'''(.*?)'''\)"
     try:
-        match = re.search(binding, Path(str(getattr(module, "__file__", None))).read_text(), re.MULTILINE | re.DOTALL)
+        match = re.search(
+            binding, Path(str(getattr(module, "__file__", None))).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        )
     except OSError:
         return None
     return match.group(1) if match else None

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
 def cases() -> dict[str, dict[str, Any]]:
     """What the arena knows a case by, by the Workload's id."""
     described = {}
-    for line in (TASK / "workloads.jsonl").read_text().splitlines():
+    for line in (TASK / "workloads.jsonl").read_text(encoding="utf-8").splitlines():
         workload = json.loads(line)
         params = {**workload["axes"], "invocations": sum(workload["counts"].values())}
         described[workload["workload"]] = {"test_case_id": workload["workload"], "params": params}
@@ -44,7 +44,7 @@ def cases() -> dict[str, dict[str, Any]]:
 
 def validate() -> dict[str, Any]:
     checks = ["correctness", "performance"]
-    state = "implemented" if "def run(" in SOLUTION.read_text() else "unimplemented"
+    state = "implemented" if "def run(" in SOLUTION.read_text(encoding="utf-8") else "unimplemented"
     listed = [{**case, "status": "PASS", "checks": checks} for case in cases().values()]
     return {"status": "PASS", "cases": listed, "metadata": {"candidate_state": state}}
 
