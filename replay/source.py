@@ -26,6 +26,8 @@ def open_source(path: Path, choice: Choice, keep_going: bool, trust: bool = Fals
     CallError or FormatError say why it cannot be replayed.
     """
     kind = detect_input(path)
+    if keep_going and kind in ("dataset", "recording"):
+        raise CallError(f"{path} is no trace file: --keep-going is of the lines of one")
     if kind == "dataset":
         from kcap.replay.datasets.workloads import open_dataset  # needs torch
 

@@ -96,7 +96,8 @@ def check_comparable(recording: Recording, measurements: Path | None, judged: Ju
     if (reason := why_not_comparable(lines, outcomes)) is not None:
         raise CallError(f"{measurements}: {reason}: measure (kcap replay) and judge on one machine")
     different = different_caches(lines, outcomes)
-    return f"{measurements}: {different} (kcap replay --cache)" if different else ""
+    remedy = " (kcap replay --cache)" if judged.run.device.startswith("cuda") else ""
+    return f"{measurements}: {different}{remedy}" if different else ""
 
 
 def print_plan(plan: Plan) -> None:

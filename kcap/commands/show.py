@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import click
 import orjson
 
+from kcap.commands import given_options
 from kcap.errors import CallError
 from kcap.schemas.input_kind import detect_input, trace_lines
 from kcap.schemas.recording.recording import Recording, load
@@ -51,8 +52,9 @@ def command(
     top = top or (None if as_json else TOP)
     dataset = detect_input(path) == "dataset"
     if dataset or _is_agent_trace(path):
-        if by is not None:
-            raise CallError(f"{path} is {'a dataset' if dataset else 'an agent trace'}: --by is of what was recorded")
+        if options := given_options(("by", "everything", "parts", "measurements")):
+            kind = "a dataset" if dataset else "an agent trace"
+            raise CallError(f"{path} is {kind}: {options}: of what was recorded only")
         (_show_dataset if dataset else _show_agent_trace)(path, top, as_json)
         return
     by = by or "kernel"

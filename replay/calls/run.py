@@ -40,6 +40,8 @@ def replay_calls(path: Path, options: CallOptions, output: Path | None) -> int:
         started = time.monotonic()
         results = measure_jobs(source, worker, options, file, rooflines)
         environment = worker.environment
+    if environment["device"] == "cpu" and options.cache == "cold":
+        click.echo(f"kcap: --cache {options.cache} is of a GPU: on a CPU what is timed is in its caches", err=True)
     if options.as_json:
         seconds = {"start": started - began, "replay": time.monotonic() - started}
         machine = {"environment": environment, "ceilings": rooflines.as_json(), "seconds": seconds}

@@ -53,7 +53,7 @@ def dataset(tmp_path):
 
 def test_by_is_refused_of_what_was_not_recorded(dataset, kcap):
     ran = kcap("show", dataset, "--by", "family")
-    assert ran.code == 2 and "is a dataset: --by is of what was recorded" in ran.err
+    assert ran.code == 2 and "is a dataset: --by: of what was recorded only" in ran.err
 
 
 def test_definitions_are_shown_with_their_workloads_and_counts(dataset, kcap):

@@ -191,7 +191,9 @@ def why_not_comparable(measurements: Iterable[Measurement], outcomes: Iterable[O
 
 
 def different_caches(measurements: Iterable[Measurement], outcomes: Iterable[Outcome]) -> str:
-    """What is to be said where times of one and of the other are of different states of the caches; else ""."""
+    """What is to be said where times of one and of the other are of different states of the caches; else "". On a GPU
+    `kcap replay --cache` chooses the state; on a CPU the judge's inputs are always cold, and replay's warm.
+    """
     states = {line.cache for line in measurements} | {outcome.time.cache for outcome in outcomes if outcome.time}
     told = sorted(str(state) for state in states if state)
     return f"times of different cache states ({', '.join(told)}) are compared" if len(told) > 1 else ""
