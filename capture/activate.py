@@ -89,6 +89,8 @@ def _own_window(name: str) -> Window:
             session = replace(session, part=f"-{name}")
         elif _window is not None:
             _window.taps.uninstall()
+        else:
+            session = session.after_another()
         _window = window_class(session)
         _window.current = functools.partial(window_of, name)
         _window.register(name)

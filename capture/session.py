@@ -9,7 +9,7 @@ import os
 import random
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,14 @@ class Session:
     def shard(self) -> Path:
         """This process's shard, without its ending."""
         return Path(self.directory) / f"{socket.gethostname()}-{os.getpid()}{self.part}"
+
+    def after_another(self) -> Session:
+        """With a shard of its own, where another program, which this process ran before, has left one: `exec`."""
+        session, number = self, 1
+        while session.shard().with_name(f"{session.shard().name}.jsonl").exists():
+            number += 1
+            session = replace(self, part=f"-program{number}")
+        return session
 
     def note(self, line: dict[str, str]) -> None:
         """Append a line to this process's notes, which are there without a recorder, too; OSError on a full disk."""

@@ -17,6 +17,7 @@ from click.exceptions import Exit
 import kcap
 from kcap.capture.window.profiled import MOST_STEPS
 from kcap.commands.record import command
+from kcap.errors import PARTIAL
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.results.coverage import CoverageSummary
 from kcap.system import machine
@@ -283,6 +284,29 @@ def test_children_of_multiprocessing_are_recorded_to_their_end(recorder: str, tm
     assert sorted(arg.value.shape[0] for arg in first) == [2, 3, 4]  # type: ignore[union-attr]
     assert recording.metadata.steps == {"decode": 1, "other": 3}
     assert recording.metadata.complete, recording.metadata.notes
+
+
+BECOMES_ANOTHER = """
+import os, sys
+import torch
+import kcap
+
+torch.set_num_threads(1)
+with kcap.step("decode"):
+    torch.ones(len(sys.argv)).sin()
+if len(sys.argv) < 4:
+    os.execv(sys.executable, [sys.executable, *sys.argv, "more"])
+"""
+
+
+@pytest.mark.parametrize("recorder", ["native", "python"])
+def test_each_program_that_a_process_becomes_is_recorded(recorder: str, tmp_path: Path, record: Record) -> None:
+    (tmp_path / "program.py").write_text(BECOMES_ANOTHER)
+    recording = record(PARTIAL, tmp_path / "program.py", "--recorder", recorder)
+    shapes = [call.args[0].value.shape for call in recording.calls if call.operator == "aten::sin"]  # type: ignore[union-attr]
+    assert sorted(shapes) == [(1,), (2,), (3,), (4,)]
+    assert recording.metadata.steps == {"decode": 4}
+    assert all("ended without closing" in note for note in recording.metadata.notes)
 
 
 FORKS_WHILE_PROFILED = """
