@@ -47,7 +47,7 @@ class SolExecBench(Exporter):
         return account.loss("sol-execbench")
 
     def following(self, output: Path) -> str:
-        folder = shlex.quote(str(output))
+        folder = shlex.quote(str(output.absolute()))
         return f"FLASHINFER_TRACE_DIR={folder} python scripts/run_dataset.py {folder}"
 
 

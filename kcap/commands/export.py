@@ -62,7 +62,8 @@ def command(
             raise CallError(f"{options}: --to {target} is made of turns alone: leave it out")
         return export_turns(path, target, output, force)
     chosen = find_exporter(target)
-    if chosen.takes != "definitions" and (options := given_options(("check", "device", "trust"))):
+    checking = ("check", "device", "trust") if check else ("device", "trust")
+    if chosen.takes != "definitions" and (options := given_options(checking)):
         raise CallError(f"{options}: --to {target} has no references that could be checked: leave it out")
     if measurements is not None and not chosen.takes_times:
         raise CallError(f"--measurements: {target} takes no times: leave it out")

@@ -59,8 +59,8 @@ def _found(recording: Recording, measurements: Path | None) -> Gains:
     if (known := known_times(recording, measurements)) is not None:
         return gains(recording, *known)
     raise CallError(
-        f"{recording.path}: has no times: kcap replay {recording.path} -o FILE measures them, for --measurements FILE; "
-        "kcap record --check-coverage profiles steps"
+        f"{recording.path}: has no times: kcap replay {shlex.quote(str(recording.path))} -o FILE measures them, "
+        "for --measurements FILE; kcap record --check-coverage profiles steps"
     )
 
 

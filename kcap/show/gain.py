@@ -12,6 +12,7 @@ element that `kcap replay` times, or the shortest of the profiled steps. What fu
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -197,7 +198,8 @@ def measured_times(recording: Recording, measurements: Iterable[Measurement]) ->
     }
     if not times:
         raise CallError(
-            f"--measurements: of no call of {recording.path} (kcap replay {recording.path} -o FILE measures them)"
+            f"--measurements: of no call of {recording.path} "
+            f"(kcap replay {shlex.quote(str(recording.path))} -o FILE measures them)"
         )
     return times
 
