@@ -103,9 +103,10 @@ class Session:
     def after_another(self) -> Session:
         """With a shard of its own, where another program, which this process ran before, has left one: `exec`."""
         session, number = self, 1
-        while session.shard().with_name(f"{session.shard().name}.jsonl").exists():
+        while (stem := session.shard()).with_name(f"{stem.name}.jsonl").exists():
+            stem.with_name(stem.name + GATE_ENDING).unlink(missing_ok=True)
             number += 1
-            session = replace(self, part=f"-program{number}")
+            session = replace(self, part=f"{PROGRAM}{number}")
         return session
 
     def note(self, line: dict[str, str]) -> None:
@@ -130,6 +131,8 @@ def failure_line(tap: str, error: BaseException) -> dict[str, str]:
     return {"t": "tap", "name": tap, "status": "failed", "detail": f"{type(error).__name__}: {error}"}
 
 
+PROGRAM = "-program"  # in the name of a shard: of the second program and later ones of one process
+GATE_ENDING = ".gate"  # of the file by which a process is steered
 PROFILE_ENDING = ".trace.json"
 REGISTERED_ENDING = ".registered"  # of a file that names the adapter of a process, from its start on
 

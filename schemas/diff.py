@@ -93,8 +93,9 @@ def diff_datasets(a: Dataset, b: Dataset) -> Diff:
     common = a.definitions.keys() & b.definitions.keys()
     fields = {name: changed_fields(a.definitions[name], b.definitions[name]) for name in common}
     for name in common:
-        first, second = (Counter(map(dataset.content_of, dataset.workloads.get(name, ()))) for dataset in (a, b))
-        if first != second and first.total() == second.total():
+        if len(a.workloads.get(name, ())) == len(b.workloads.get(name, ())) and _contents(a, name) != _contents(
+            b, name
+        ):
             fields[name] = [*fields[name], "workloads"]
     return _diff(_definitions(a), _definitions(b), fields)
 
@@ -150,6 +151,10 @@ def _count_by_place(counts: Iterable[Count]) -> Counter[str]:
     for count in counts:
         by_place[f"{count.phase} {count.rank} {count.mode}"] += count.count
     return +by_place
+
+
+def _contents(dataset: Dataset, name: str) -> Counter[bytes]:
+    return Counter(map(dataset.content_of, dataset.workloads.get(name, ())))
 
 
 def _definitions(dataset: Dataset) -> dict[str, Entry]:

@@ -28,17 +28,19 @@ class Recorder:
         self._lock = threading.Lock()  # held through a step
 
     def step(
-        self, phase: str = "other", queries: Sequence[int] = (), lengths: Sequence[int] = ()
+        self, phase: str = "other", queries: Sequence[int] | None = None, lengths: Sequence[int] | None = None
     ) -> AbstractContextManager[None]:
         """Bracket one step of this thread, so that its calls make a Program. `kcap.step()` does the same.
 
         phase: prefill, decode, mixed or other. queries, lengths: each sequence's new tokens, and its context after.
-        CallError for others. Inside another step it is part of that; beside another thread's, its calls are in none.
+        CallError where there can be no such step. Inside another step it is part of that; beside another thread's, its
+        calls are in none.
         """
-        return self.mark(marks.marked_shape(phase, queries, lengths))
+        return self.mark(marks.marked_shape(phase, *(() if given is None else given for given in (queries, lengths))))
 
     @contextmanager
     def mark(self, shape: StepShape) -> Iterator[None]:
+        """As `step` does, one of this shape: what `kcap.step()` calls."""
         if not self._lock.acquire(blocking=False):
             yield
             return
@@ -61,8 +63,8 @@ def record(
 
     model: a name for the Recording. keep_tokens: keep the values of integer tensors. recorder: auto, native or
     python. The Recording is written when the block ends, also by an exception. CallError if `output` exists and
-    `force` is not set, or is being written, or if this process is recorded already, or for another `model` or
-    `recorder`.
+    `force` is not set, or is being written, or if this process is recorded already, or if `model` is no text or
+    `recorder` is unknown.
     """
     path, process = Path(os.path.abspath(output)), os.getpid()
     if recorder not in RECORDERS:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcap.capture.session import REGISTERED_ENDING, Session
+from kcap.capture.session import GATE_ENDING, REGISTERED_ENDING, Session
 from kcap.capture.shards.counts import steps_so_far, window_over
-from kcap.capture.window.gate import GATE_ENDING
 from kcap.system.redact import redact_command
 
 if TYPE_CHECKING:

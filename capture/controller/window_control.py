@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kcap.capture.session import Session, read_session
+from kcap.capture.session import GATE_ENDING, Session, read_session
 from kcap.capture.shards.counts import all_closed, is_alive, shard_process, steps_so_far
 from kcap.capture.window.gate import (
     ANSWERED,
@@ -25,7 +25,6 @@ from kcap.capture.window.gate import (
     ENDED,
     EVER,
     FROM,
-    GATE_ENDING,
     HELD,
     REPLICA,
     UNTIL,
@@ -151,7 +150,7 @@ def _is_over(session: Session) -> bool:
 
 
 def _gates(session: Session) -> dict[int, memoryview]:
-    """The gate of each process of this machine that lives, by its id."""
+    """The gate of each process of this machine that lives, by its id; of what it ran before `exec` none is left."""
     gates = {}
     for path in Path(session.directory).glob(f"*{GATE_ENDING}"):
         host, process = shard_process(path)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kcap.capture.session import Session
+from kcap.capture.session import PROGRAM, Session
 
 KERNELS = "kernels"  # the sources of kernels, in the session's directory
 LAYER_NAMES = ("layer_name", "layer_id")  # by which an engine's operator looks up what it runs
@@ -68,7 +68,7 @@ def steps_so_far(directory: Path) -> tuple[int, int]:
 def all_closed(directory: Path, is_gone: Callable[[Path], bool] = lambda path: False) -> bool:
     """Whether every process that opened a shard has closed it. `is_gone`: of a file of it, that it never will."""
     for path in directory.glob("*.counts"):
-        if is_gone(path):
+        if is_gone(path) or _is_replaced(path):
             continue
         try:
             cells = Counts(path).cells
@@ -82,6 +82,12 @@ def all_closed(directory: Path, is_gone: Callable[[Path], bool] = lambda path: F
 def window_over(directory: Path) -> bool:
     """Whether processes have recorded, and all of them have closed their shards."""
     return steps_so_far(directory)[0] > 0 and all_closed(directory)
+
+
+def _is_replaced(path: Path) -> bool:
+    """Whether the process runs another program since: the one whose shard `path` is of ended by `exec`."""
+    process, _, number = path.stem.partition(PROGRAM)
+    return path.with_name(f"{process}{PROGRAM}{int(number or 1) + 1}{path.suffix}").exists()
 
 
 SHARD_NAME = re.compile(r"(.+)-(\d+)(?:-\D\w*)?")  # a host, its process, and perhaps a part

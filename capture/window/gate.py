@@ -14,7 +14,6 @@ from pathlib import Path
 
 MAGIC = 0x3145544147504B
 EVER = (1 << 63) - 1
-GATE_ENDING = ".gate"
 PATIENCE = 0.05  # seconds that a step waits at most for a window that is being set
 READY, BEGUN, ENDED, FROM, UNTIL, HELD, ASKED, ANSWERED, REPLICA = range(9)
 CELLS = 16

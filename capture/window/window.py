@@ -18,9 +18,8 @@ import orjson
 
 from kcap.capture.recorder import open_recorder
 from kcap.capture.recorder.recorder import Recorder
-from kcap.capture.session import PROFILE_ENDING, REGISTERED_ENDING, Session, failure_line
+from kcap.capture.session import GATE_ENDING, PROFILE_ENDING, REGISTERED_ENDING, Session, failure_line
 from kcap.capture.taps.all import Taps
-from kcap.capture.window import gate
 from kcap.capture.window.gate import Gate
 from kcap.capture.window.process import at_exit, process_line, rank_facts, replica_of
 from kcap.capture.window.profiled import CoolDown, Profile, ProfiledSteps, can_profile
@@ -102,7 +101,7 @@ class Lifecycle:
         with self._lock:
             if self._closed:
                 return
-            self._gate = Gate(self._file(gate.GATE_ENDING), replica)
+            self._gate = Gate(self._file(GATE_ENDING), replica)
             if self.session.opens:
                 self._gate.open(1 + self.session.warmup_steps)
             self._listen(self._gate.admits_next())

@@ -24,7 +24,7 @@ class FiniteRange(click.FloatRange):
 
 LIMIT = FiniteRange(min=0.1, max=MOST_SECONDS)  # seconds that something takes at most
 SAMPLING = FiniteRange(min=0.001, max=MOST_SECONDS)  # seconds
-GIBIBYTES = FiniteRange(min=0.1)
+GIBIBYTES = FiniteRange(min=0.1, max=1 << 20)
 THREADS = click.IntRange(min=1, max=4096)
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kcap.bench.contents import Contents, open_contents
-from kcap.errors import CallError, FormatError
+from kcap.errors import CallError, KcapError
 from kcap.schemas.diff import Diff, Entry, diff_calls, diff_datasets
 from kcap.schemas.recording.records import Call, Metadata
 from kcap.schemas.recording.signature import call_key
@@ -57,7 +57,7 @@ def command(a: Path, b: Path, by: str | None, measurements: tuple[Path, ...], ro
         if by == "call" and measurements:
             raise CallError("--measurements are of a comparison --by family")
         found = compare_families(first, second, measurements) if by == "family" else compare_calls(first, second)
-    except FormatError as error:  # 1 would say that they differ
+    except (KcapError, OSError) as error:  # the exit code 1 would say that they differ
         raise CallError(str(error)) from error
     if as_json:
         whole = {"a": str(a), "b": str(b), "by": by, **found.as_json()}

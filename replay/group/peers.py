@@ -7,6 +7,7 @@ own coordinator is made over the same processes.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -55,7 +56,8 @@ class Workspaces:
     """FlashInfer's memory for sums of one hidden size and dtype, by the tokens that it has room for."""
 
     by_tokens: dict[int, Any] = field(default_factory=dict)
-    refused: str = ""  # why no more can be made
+    refused_from: float = math.inf  # tokens
+    why: str = ""
 
 
 class Peers(Alone):
@@ -111,12 +113,13 @@ class Peers(Alone):
         large_enough = [most for most in workspaces.by_tokens if most >= tokens]
         if large_enough:
             return workspaces.by_tokens[min(large_enough)]
-        if workspaces.refused:
-            raise Skip(workspaces.refused)
         most = 1 << (max(tokens, LEAST_TOKENS) - 1).bit_length()
+        if most >= workspaces.refused_from:
+            raise Skip(workspaces.why)
+        made, why = None, "FlashInfer has no all-reduce in another rank"
         try:
             comm, backends = map(importlib.import_module, ("flashinfer.comm", "flashinfer.comm.mnnvl"))
-            workspaces.by_tokens[most] = comm.create_allreduce_fusion_workspace(
+            made = comm.create_allreduce_fusion_workspace(
                 backend="trtllm",
                 world_size=self.size,
                 rank=self.rank,
@@ -128,9 +131,12 @@ class Peers(Alone):
         except Exception as error:  # what a driver cannot share may end as anything
             if "CUDA error" in str(error):
                 raise
-            workspaces.refused = _reason("FlashInfer has no all-reduce here", error)
-            raise Skip(workspaces.refused) from None
-        return workspaces.by_tokens[most]
+            why = _reason("FlashInfer has no all-reduce here", error)
+        if self.any(made is None):  # the next one is made by all ranks together
+            workspaces.refused_from, workspaces.why = most, why
+            raise Skip(why)
+        workspaces.by_tokens[most] = made
+        return made
 
     def end_capture(self) -> None:
         """Tell each other the addresses that vLLM's custom all-reduces were captured with."""

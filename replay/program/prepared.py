@@ -103,7 +103,7 @@ class PreparedCalls:
         self.activations = Activations()
         self.all = {number: self._part(number, count, samples.get(number)) for number, count in counts.items()}
         for part, sets in self._set_counts().items():
-            self._clone(self.all[part], sets)
+            self._guarded(self.all[part], partial(self._clone, self.all[part], sets))
 
     @property
     def good(self) -> dict[int, PreparedCall]:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.alone
 CHEATS, ON_GPU = entries("cheats"), entries("cheats/gpu")
 MISSED = [entry for entry in CHEATS if "missed" in entry.header]
 PLACES = [Path(place) for place in ("/dev/shm", "/tmp", "/var/tmp")]
+TRIES = 4
 MACHINE = {
     "x86_64": platform.machine() == "x86_64",
     "idle processors": os.getloadavg()[0] < len(os.sched_getaffinity(0)) > 1,
@@ -83,8 +84,11 @@ def is_caught(bench: Bench, entry: Entry) -> None:
     needs = entry.header.get("needs", "")
     if needs and not MACHINE[needs]:
         pytest.skip(f"needs {needs}")
-    outcomes = bench.judge(entry)
-    last = outcomes[-1]
+    for _ in range(TRIES):  # what a busy machine makes of a few batches does not come again: a gain does
+        outcomes = bench.judge(entry)
+        last = outcomes[-1]
+        if entry.at_most_speedup is None or last.status != "PASSED" or _gained_nothing(entry, last):
+            break
     if needs == "confinement" and "landlock" not in last.confined and last.status not in entry.expect:
         pytest.skip("this machine confines nothing")
     _check(entry, outcomes)
@@ -108,6 +112,4 @@ def _gained_nothing(entry: Entry, passed: Outcome) -> bool:
     assert passed.time is not None, told(passed)
     if entry.at_least_us is not None:
         return passed.time.median_us >= entry.at_least_us
-    assert passed.reference is not None, told(passed)
-    least = passed.reference.q1_us / passed.time.q3_us  # the medians of a few batches are not the true ones
-    return entry.at_most_speedup is not None and least <= entry.at_most_speedup
+    return entry.at_most_speedup is not None and (passed.speedup or 0) <= entry.at_most_speedup

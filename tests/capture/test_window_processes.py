@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from kcap.capture.controller import run, window_control
-from kcap.capture.session import Session
-from kcap.capture.window.gate import GATE_ENDING, HELD, PATIENCE, Gate, open_cells
+from kcap.capture.session import GATE_ENDING, Session
+from kcap.capture.shards.counts import CLOSED, Counts, all_closed
+from kcap.capture.window.gate import HELD, PATIENCE, Gate, open_cells
 from kcap.capture.window.process import ALONE, replica_of
 from kcap.errors import CallError, KcapError
 
@@ -116,6 +117,19 @@ def test_a_process_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     gate(session, child)
     assert window_control.close_window(session) == window_control.Answer(True, 0, [])
+
+
+def test_a_program_that_its_process_replaced_is_neither_waited_for_nor_steered(tmp_path: Path) -> None:
+    first = made(tmp_path)
+    Counts(first.shard().with_name(first.shard().name + ".counts"), create=True)
+    first.shard().with_name(first.shard().name + ".jsonl").touch()
+    gate(first, os.getpid())
+    second = first.after_another()
+    assert second.shard().name == f"{first.shard().name}-program2"
+    assert not [*Path(first.directory).glob(f"*{GATE_ENDING}")]
+    assert not all_closed(Path(first.directory))
+    Counts(second.shard().with_name(second.shard().name + ".counts"), create=True).cells[CLOSED] = 1
+    assert all_closed(Path(first.directory))
 
 
 def test_an_engine_does_not_wait_for_whoever_died_while_holding_its_gate(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ class Steps:
 
     @contextmanager
     def mark(self, shape: StepShape) -> Iterator[None]:
-        """The program's own mark of a step; inside another it is part of that."""
+        """The program's own mark of a step: part of another that it is inside, and none beside another thread's."""
         lock = self.lock
         if not lock.acquire(False):
             if (opening := self.opening) is not None:

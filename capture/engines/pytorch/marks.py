@@ -1,4 +1,4 @@
-"""`kcap.step()`: a program's own marks of its steps, for `kcap record -o DIR -- python program.py`."""
+"""`kcap.step()`: a program's own marks of its steps, under `kcap record -- python program.py` or in `kcap.record()`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Steps(Protocol):
     """Whoever records this process."""
 
     def mark(self, shape: StepShape) -> AbstractContextManager[None]:
-        """Bracket one step of this thread; inside another, or beside another thread's, it is none of its own."""
+        """Bracket one step of this thread; inside another, or beside another thread's, it is no step of its own."""
 
 
 steps: Steps | None = None  # of this process, once it is recorded
@@ -29,7 +29,7 @@ def step(phase: str = "other", queries: Sequence[int] = (), lengths: Sequence[in
     """Bracket one step: all that this thread calls inside is of it, modules too. Does nothing where none is recorded.
 
     phase: prefill, decode, mixed or other. queries, lengths: each sequence's new tokens, and its context after.
-    CallError for others.
+    CallError where there can be no such step.
     """
     shape = marked_shape(phase, queries, lengths)
     if steps is None:
@@ -44,13 +44,13 @@ def marked_shape(phase: str, queries: Sequence[int], lengths: Sequence[int]) -> 
     if phase not in PHASES:
         raise CallError(f"unknown phase {phase}: one of {', '.join(PHASES)}")
     try:
-        tokens, contexts = ([index(number) for number in numbers] for numbers in (queries, lengths))
+        tokens, contexts = ([int(index(number)) for number in numbers] for numbers in (queries, lengths))
     except TypeError:
         raise CallError("queries, lengths: whole numbers, one of each for each sequence") from None
     if contexts and len(contexts) != len(tokens):
         raise CallError(f"{len(tokens)} queries and {len(contexts)} lengths: one of each for each sequence")
     if any(not 0 <= number < MOST_TOKENS for number in (*tokens, *contexts)):
-        raise CallError("queries, lengths: tokens of a sequence, 0 or more")
+        raise CallError("queries, lengths: tokens of a sequence, from 0 to 2**40")
     if any(context < new for new, context in zip(tokens, contexts, strict=False)):
         raise CallError("lengths: the context after the step, which has the new tokens of queries in it")
     return StepShape(phase, tokens, contexts)

@@ -401,6 +401,7 @@ def fused(workspace: Opaque, x: Any, pattern: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(allreduce_fusion=lambda **_: None))
     peers = Peers.__new__(Peers)
     peers.rank, peers.size, peers._workspaces = 0, 2, {}
+    monkeypatch.setattr(peers, "any", bool)
     values = {"input": x, "workspace": workspace, "pattern": pattern, "group": PAIR}
     args = [Argument(name=name, value=value) for name, value in values.items()]
     collective = call("flashinfer::allreduce_fusion").model_copy(update={"args": args})
@@ -452,6 +453,7 @@ def test_sums_by_flashinfer_share_memory_that_has_room_for_them(monkeypatch: pyt
         monkeypatch.setitem(sys.modules, module, memory)
     peers = Peers.__new__(Peers)
     peers.rank, peers.size, peers._workspaces, peers.world = 0, 2, {}, None
+    monkeypatch.setattr(peers, "any", bool)
     of = partial(peers.fused_workspace, hidden_size=32, dtype=torch.bfloat16)
     small, large = of(5), of(3000)
     assert of(2048) is small and of(2049) is large and small is not large
@@ -462,6 +464,13 @@ def test_sums_by_flashinfer_share_memory_that_has_room_for_them(monkeypatch: pyt
     assert of(4096) is large
     asked = [(2048, torch.bfloat16), (4096, torch.bfloat16), (2048, torch.float16), (8192, torch.bfloat16)]
     assert [(tokens, dtype) for tokens, hidden_size, dtype in memory.asked if hidden_size == 32] == asked
+    wide = partial(peers.fused_workspace, hidden_size=64, dtype=torch.bfloat16)
+    with pytest.raises(Skip, match="no room"):
+        wide(5000)
+    assert wide(5) is wide(6), "what has less room can be made"
+    monkeypatch.setattr(peers, "any", lambda failed: True)
+    with pytest.raises(Skip, match="FlashInfer has no all-reduce in another rank"):
+        wide(3000)
 
 
 def test_a_broken_gpu_is_no_reason_to_skip_a_sum_by_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,8 @@ def fused_topk_deepseek(call: Invocation) -> KernelInstance:
     router = Router("sigmoid", int(call.number("topk")), True, groups, chosen_groups, scale)
     logits, bias = call.tensor("scores", "gating_output"), call.tensor("bias", "correction_bias")
     weights, ids = call.tensor("topk_values", "topk_weights"), call.tensor("topk_indices", "topk_ids")
+    if weights.dtype != torch.float32:
+        raise Unrecognized("its weights are rounded")
     return routing_instance(logits, router, bias, (lambda: weights, lambda: ids), ids.dtype)
 
 

@@ -36,12 +36,11 @@ def run({inputs}):
             output[token] = torch.einsum("hvk,hk->hv", new.to(v.dtype).to(torch.float32), query[token]) * scale
     return output.to(v.dtype){final}
 """
-FINAL = ", new_state.to(state.dtype)"
+FINAL = ", new_state.to(torch.{dtype})"
 KEYS, VALUES = ("total_seq_len", "num_q_heads", "head_size"), ("total_seq_len", "num_v_heads", "v_head_size")
 STATES = ("num_seqs", "num_v_heads", "v_head_size", "head_size")
-OPTIONS = (  # of which vLLM and SGLang set none
-    "use_qk_l2norm_in_kernel",
-    "checkpoint_every_n_tokens",
+OPTIONS = (
+    "use_qk_l2norm_in_kernel",  # FlashInfer 0.6 passes over it on Hopper
     "state_indices",
     "output_state_indices",
     "use_gate_in_kernel",
@@ -55,7 +54,8 @@ def prefill(call: Invocation) -> KernelInstance:
     """`q`, `k`: [tokens, heads, key size], `v`: [tokens, value heads, value size], sequences joined.
 
     `g`: what is left of the state at each token, [tokens, value heads], 0 to 1; `beta`: the rate at which it takes the
-    token's value on. `initial_state`: [sequences, value heads, value size, key size].
+    token's value on. `initial_state`: [sequences, value heads, value size, key size]. The states within a sequence that
+    a prefix cache keeps (`state_checkpoints`) are no output of the Definition.
     """
     call.refuse(*OPTIONS)
     q, v, state = call.tensor("q"), call.tensor("v"), call.tensor("initial_state")
@@ -77,7 +77,9 @@ def prefill(call: Invocation) -> KernelInstance:
     outputs = {"output": lazy_arg(v.dtype, VALUES, lambda: _part(call, "output", 0))}
     final = bool(call["output_final_state"])
     if final:
-        outputs["new_state"] = lazy_arg(state.dtype, STATES, lambda: _part(call, "output_state", 1))
+        written = call.optional("output_state")
+        dtype = torch.float32 if written is None else written.dtype
+        outputs["new_state"] = lazy_arg(dtype, STATES, lambda: _part(call, "output_state", 1))
     words = ("" if final else "_nofinal") + abbreviate(v.dtype, torch.bfloat16)
     sizes = f"d{k}" if k == size else f"k{k}_d{size}"
     return KernelInstance(
@@ -91,10 +93,16 @@ def prefill(call: Invocation) -> KernelInstance:
         },
         inputs=inputs,
         outputs=outputs,
-        reference=REFERENCE.format(inputs=", ".join(inputs), h=h, hv=hv, k=k, v=size, final=FINAL if final else ""),
+        reference=REFERENCE.format(
+            inputs=", ".join(inputs),
+            h=h,
+            hv=hv,
+            k=k,
+            v=size,
+            final=FINAL.format(dtype=outputs["new_state"].dtype) if final else "",
+        ),
         description="The gated delta rule over all tokens of each sequence, from a state to the next.",
         constraints=("len_indptr == num_seqs + 1",),
-        flops=8 * tokens * hv * size * k,
     )
 
 

@@ -153,7 +153,7 @@ def sampled_from(call: Invocation, scores: str, *filters: str, joint: bool = Fal
 
     Of logits all are read: a softmax needs their sum.
     """
-    call.refuse("indices", "maybe_indices", "return_valid")
+    call.refuse("indices", "maybe_indices", "return_valid", "top_k_max")
     rows = call.tensor(scores)
     v = rows.shape[1]
     inputs = {scores: tensor_arg(rows, *ROWS), **{name: filter_limit(call, name, rows) for name in filters}}

@@ -73,6 +73,8 @@ def test_outputs_are_what_it_returns_or_writes() -> None:
     output, state = randn(200, HV, D), randn(3, HV, D, D, dtype=torch.float32)
     written = kernel_of(OPERATOR, **arguments(output=output, output_state=state))
     assert [slot.get() is given for slot, given in zip(written.outputs.values(), (output, state), strict=True)]
+    halved = kernel_of(OPERATOR, **arguments(output_state=state.bfloat16(), checkpoint_every_n_tokens=64))
+    assert [one.dtype for one in referred(halved)] == [torch.bfloat16] * 2
     alone = kernel_of(OPERATOR, **arguments(output_final_state=False))
     assert alone.name == "gdn_prefill_gates_nofinal_qk2_v4_d64_k_last" and [*alone.outputs] == ["output"]
     assert len(referred(alone)) == 1
@@ -81,8 +83,7 @@ def test_outputs_are_what_it_returns_or_writes() -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"use_qk_l2norm_in_kernel": True},  # FlashInfer 0.6 passes over it on Hopper
-        {"checkpoint_every_n_tokens": 64},
+        {"use_qk_l2norm_in_kernel": True},
         {"state_indices": torch.arange(3)},
         {"gate_domain": "log"},
         {"initial_state": None},
