@@ -179,7 +179,7 @@ def test_without_the_tap_the_methods_are_the_communicators_own(communicator: Any
     assert not any(hasattr(method, "__wrapped__") for method in vars(kind).values())
 
 
-@pytest.mark.parametrize("recorder", ["native", "fallback"])
+@pytest.mark.parametrize("recorder", ["native", "python"])
 def test_a_collective_is_its_operators_detail_where_it_is_the_only_kernel(
     recorder: str,
     communicator: Any,
