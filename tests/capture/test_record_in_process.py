@@ -134,7 +134,6 @@ def test_the_programs_own_marks_count_in_a_block_too(tmp_path: Path) -> None:
         {"queries": [2**70]},
         {"queries": [-1]},
         {"queries": [1], "lengths": [2, 3]},
-        {"queries": [5], "lengths": [3]},
         {"queries": 3},
         {"phase": "decoding"},
     ],
