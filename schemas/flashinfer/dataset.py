@@ -72,17 +72,15 @@ class Dataset:
     counts: list[WorkloadCount] = field(default_factory=list)
 
     def content_of(self, workload: Workload) -> bytes:
-        """The same for Workloads that differ in their names alone, and in those of their tensors; FormatError for a
-        tensor that is not there."""
+        """The same for Workloads that differ in names alone, their own or their tensors'; of a tensor whose file
+        is not there the name counts. FormatError for one that is not readable."""
         inputs: dict[str, dict[str, Any]] = {}
         for name, given in sorted(workload.inputs.items()):
             inputs[name] = given.model_dump()
-            if isinstance(given, SafetensorsInput):
-                import torch
+            if isinstance(given, SafetensorsInput) and self.blob_file(given).is_file():
+                from safetensors.torch import save  # which needs torch
 
-                tensor = self.blob(given).contiguous()
-                content = tensor.flatten().view(torch.uint8).numpy() if tensor.numel() else b""
-                inputs[name] = {"tensor": sha256(content).hexdigest(), "shape": str((tensor.dtype, *tensor.shape))}
+                inputs[name] = {"tensor": sha256(save({name: self.blob(given).contiguous()})).hexdigest()}
         return orjson.dumps([workload.axes, inputs], option=orjson.OPT_SORT_KEYS)
 
     @classmethod
