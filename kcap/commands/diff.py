@@ -52,12 +52,12 @@ def command(a: Path, b: Path, by: str | None, measurements: tuple[Path, ...], ro
     equal, 1 they differ, 2 they cannot be compared.
     """
     try:
-        first, second = open_contents(a, allow_truncated=True), open_contents(b, allow_truncated=True)
+        first, second = _opened(a), _opened(b)
         by = by or ("family" if measurements or _two_engines(first, second) else "call")
         if by == "call" and measurements:
             raise CallError("--measurements are of a comparison --by family")
         found = compare_families(first, second, measurements) if by == "family" else compare_calls(first, second)
-    except (KcapError, OSError) as error:  # the exit code 1 would say that they differ
+    except KcapError as error:  # the exit code 1 would say that they differ
         raise CallError(str(error)) from error
     if as_json:
         whole = {"a": str(a), "b": str(b), "by": by, **found.as_json()}
@@ -67,6 +67,13 @@ def command(a: Path, b: Path, by: str | None, measurements: tuple[Path, ...], ro
     else:
         show_families(found, first.metadata, second.metadata, rows, bool(measurements))
     return EQUAL if found.equal else DIFFERENT
+
+
+def _opened(path: Path) -> Contents:
+    try:
+        return open_contents(path, allow_truncated=True)
+    except OSError as error:
+        raise CallError(f"{error.filename or path}: {error.strerror}") from error
 
 
 def _two_engines(a: Contents, b: Contents) -> bool:
