@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import resource
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,6 +113,26 @@ def test_a_wrong_call_exits_with_2_and_no_traceback(kcap: Callable[..., Any], ar
 def test_what_is_no_time_is_refused(command: tuple[str, ...], value: str) -> None:
     ran = CliRunner().invoke(group, [*command, value])
     assert ran.exit_code == 2 and "range" in ran.output, ran.output
+
+
+@pytest.mark.parametrize("words", [("show",), ("report", "-o", "out.html")], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "setting",
+    [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ids=str,
+)
+def test_no_locale_ends_a_command(
+    words: tuple[str, ...], setting: dict[str, str], recording: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "kcap", words[0], str(recording), *words[1:]]
+    ran = subprocess.run(command, env={**os.environ, **setting}, cwd=tmp_path, capture_output=True)
+    assert ran.returncode == 0 and b"Traceback" not in ran.stderr, ran.stderr
+
+
+def test_a_closed_standard_output_ends_no_command() -> None:
+    command = f"exec {shlex.quote(sys.executable)} -m kcap doctor >&-"
+    ran = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, timeout=300)
+    assert b"Traceback" not in ran.stderr, ran.stderr
 
 
 def test_more_threads_than_a_machine_has_are_refused() -> None:

@@ -181,6 +181,12 @@ def test_ones_own_dataset_needs_no_trust_until_it_is_changed(recorded, kcap, tmp
     assert (changed.code, "was changed since" in changed.err) == (2, True)
 
 
+@pytest.mark.parametrize("words", [["--check"], ["--device", "cuda"], ["--trust"]], ids=" ".join)
+def test_what_has_no_references_checks_none(words, recorded, kcap, tmp_path):
+    done = kcap("export", host_recording(recorded, SUM), "--to", "backendbench", "-o", tmp_path / "out", *words)
+    assert (done.code, f"{words[0]}: --to backendbench has no references" in done.err) == (2, True)
+
+
 def host_recording(recorded, *calls):
     def on_host(argument):
         return argument.model_copy(update={"value": replace(argument.value, device="cpu")})

@@ -51,9 +51,10 @@ def dataset(tmp_path):
     return tmp_path / "set"
 
 
-def test_by_is_refused_of_what_was_not_recorded(dataset, kcap):
-    ran = kcap("show", dataset, "--by", "family")
-    assert ran.code == 2 and "is a dataset: --by: of what was recorded only" in ran.err
+@pytest.mark.parametrize("words", [("--by", "family"), ("--parts",), ("--all",), ("--measurements", "m")])
+def test_what_is_of_calls_is_refused_of_what_was_not_recorded(dataset, kcap, words):
+    ran = kcap("show", dataset, *words)
+    assert ran.code == 2 and f"is a dataset: {words[0]}: of what was recorded only" in ran.err
 
 
 def test_definitions_are_shown_with_their_workloads_and_counts(dataset, kcap):

@@ -163,6 +163,7 @@ def test_a_bad_trace_line_is_named_and_can_be_skipped(tmp_path: Path) -> None:
     ("args", "code", "words"),
     [
         (["nothing-here"], 2, "no such Recording"),
+        (["REC", "--keep-going"], 2, "is no trace file: --keep-going is of the lines of one"),
         (["REC", "--device", "tpu"], 2, "--device tpu"),
         (["REC", "--op", "nothing*"], 2, "kcap show"),
         (["REC", "--phase", "mixed"], 2, "kcap show"),
