@@ -100,19 +100,23 @@ class Session:
         """This process's shard, without its ending."""
         return Path(self.directory) / f"{socket.gethostname()}-{os.getpid()}{self.part}"
 
+    def shard_file(self, ending: str) -> Path:
+        """The file of this process's shard with this ending."""
+        stem = self.shard()
+        return stem.with_name(stem.name + ending)  # a host's name may have dots
+
     def after_another(self) -> Session:
         """With a shard of its own, where another program, which this process ran before, has left one: `exec`."""
         session, number = self, 1
-        while (stem := session.shard()).with_name(f"{stem.name}.jsonl").exists():
-            stem.with_name(stem.name + GATE_ENDING).unlink(missing_ok=True)
+        while session.shard_file(".jsonl").exists():
+            session.shard_file(GATE_ENDING).unlink(missing_ok=True)
             number += 1
             session = replace(self, part=f"{PROGRAM}{number}")
         return session
 
     def note(self, line: dict[str, str]) -> None:
         """Append a line to this process's notes, which are there without a recorder, too; OSError on a full disk."""
-        stem = self.shard()
-        with stem.with_name(stem.name + ".notes").open("ab") as file:
+        with self.shard_file(".notes").open("ab") as file:
             file.write(orjson.dumps(line) + b"\n")
 
     def write(self) -> None:

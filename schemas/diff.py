@@ -93,9 +93,8 @@ def diff_datasets(a: Dataset, b: Dataset) -> Diff:
     common = a.definitions.keys() & b.definitions.keys()
     fields = {name: changed_fields(a.definitions[name], b.definitions[name]) for name in common}
     for name in common:
-        if len(a.workloads.get(name, ())) == len(b.workloads.get(name, ())) and _contents(a, name) != _contents(
-            b, name
-        ):
+        as_many = len(a.workloads.get(name, ())) == len(b.workloads.get(name, ()))
+        if as_many and _contents(a, name) != _contents(b, name):
             fields[name] = [*fields[name], "workloads"]
     return _diff(_definitions(a), _definitions(b), fields)
 

@@ -70,7 +70,7 @@ class Lifecycle:
 
     def register(self, adapter: str = "") -> None:
         """Tell the session that this process has kcap in it, for which adapter, and put the taps into it."""
-        self._file(REGISTERED_ENDING).write_text(adapter)
+        self.session.shard_file(REGISTERED_ENDING).write_text(adapter)
         self.taps.install()
 
     def start(self, loose: bool = False, **facts: Any) -> None:
@@ -90,7 +90,7 @@ class Lifecycle:
             self.taps.refresh()
             if self.session.check_coverage and can_profile():
                 until = None if self.session.command else self.session.profile_file
-                profile = Profile(self._file(PROFILE_ENDING), until, CoolDown(lambda: self.capturing > 0))
+                profile = Profile(self.session.shard_file(PROFILE_ENDING), until, CoolDown(lambda: self.capturing > 0))
                 self._profiled = ProfiledSteps(profile, self.tap_failed)
             self._open(replica_of({**rank_facts(), **facts}))
         except Exception as error:
@@ -101,7 +101,7 @@ class Lifecycle:
         with self._lock:
             if self._closed:
                 return
-            self._gate = Gate(self._file(GATE_ENDING), replica)
+            self._gate = Gate(self.session.shard_file(GATE_ENDING), replica)
             if self.session.opens:
                 self._gate.open(1 + self.session.warmup_steps)
             self._listen(self._gate.admits_next())
@@ -181,10 +181,6 @@ class Lifecycle:
     def recording(self) -> bool:
         """Whether it has a recorder, or is about to, perhaps before the window opens."""
         return (self._begun or self.recorder is not None) and not self._closed and not self._failed
-
-    def _file(self, ending: str) -> Path:
-        stem = self.session.shard()
-        return stem.with_name(stem.name + ending)  # a host's name may have dots
 
     def _forget(self) -> None:
         """In a forked child: the recorder, its shard, its counters and its profile are the parent's."""

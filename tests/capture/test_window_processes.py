@@ -121,14 +121,14 @@ def test_a_process_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_program_that_its_process_replaced_is_neither_waited_for_nor_steered(tmp_path: Path) -> None:
     first = made(tmp_path)
-    Counts(first.shard().with_name(first.shard().name + ".counts"), create=True)
-    first.shard().with_name(first.shard().name + ".jsonl").touch()
+    Counts(first.shard_file(".counts"), create=True)
+    first.shard_file(".jsonl").touch()
     gate(first, os.getpid())
     second = first.after_another()
     assert second.shard().name == f"{first.shard().name}-program2"
     assert not [*Path(first.directory).glob(f"*{GATE_ENDING}")]
     assert not all_closed(Path(first.directory))
-    Counts(second.shard().with_name(second.shard().name + ".counts"), create=True).cells[CLOSED] = 1
+    Counts(second.shard_file(".counts"), create=True).cells[CLOSED] = 1
     assert all_closed(Path(first.directory))
 
 

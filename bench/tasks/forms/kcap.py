@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 
 from kcap.bench.tasks.draft import TaskDraft
@@ -38,9 +39,9 @@ def write_task(draft: TaskDraft, folder: Path) -> None:
     with_folder(folder / SOLUTION_FOLDER / "solution.py").write_text(draft.example, encoding="utf-8")
     for path, source in draft.sources.items():
         with_folder(folder / path).write_text(source, encoding="utf-8")
-    with (folder / "workloads.jsonl").open("w") as file:
+    with (folder / "workloads.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(workload.model_dump_json() + "\n" for workload in draft.task.workloads)
     if draft.measurements:
         write_measurements(folder / MEASUREMENTS, draft.measurements)
-    (folder / "SKILL.md").write_text(SKILL.read_text(encoding="utf-8"))
+    shutil.copyfile(SKILL, folder / "SKILL.md")
     (folder / TASK_FILE).write_bytes(dump_json(draft.task.model_dump(mode="json")))
