@@ -3,11 +3,12 @@
     python scripts/gpu/overhead.py --model meta-llama/Llama-3.1-8B --batch 16 --batch 256 [--pairs 5] [--seconds 5]
         [--engine-arg KEY=VALUE]…
 
-One engine with kcap in it serves the same batch again and again; between two runs the window is paused or opened. A
-pair is one run without and one with recording, in alternating order; before each pair stands another run without, whose
-ratio to the pair's own is the A/A spread. Prints both medians for each batch size, and the samples with --json. A small
-batch in eager mode is bound by the host, where recording costs its time; a large one by the GPU. Exits with 1 where a
-run with recording recorded less than its steps, or one without it any.
+One engine with kcap in it serves the same batch again and again; between two runs the window is paused or opened. Its
+scheduler is in this process, so that all prompts of a run are there at its first step: else the runs would differ in
+how many steps read them. A pair is one run without and one with recording, in alternating order; before each pair
+stands another run without, whose ratio to the pair's own is the A/A spread. Prints both medians for each batch size,
+and the samples with --json. A small batch in eager mode is bound by the host, where recording costs its time; a large
+one by the GPU. Exits with 1 where a run with recording recorded less than its steps, or one without it any.
 """
 
 from __future__ import annotations
@@ -123,6 +124,7 @@ def main() -> None:
         session = Session(directory, framework="vLLM", model=args.model)
         session.write()
         os.environ |= {**adapter.FRAMEWORK.environment, SESSION_VARIABLE: str(session.file)}
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         bench = Bench(args, session)
         results = {batch: measure(bench, batch, args) for batch in args.batch or (16, 256)}
         bench.llm.llm_engine.engine_core.shutdown()  # while its ranks' folder is there

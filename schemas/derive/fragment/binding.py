@@ -26,6 +26,7 @@ VIEWS = frozenset(
     "expand.default t.default transpose.int slice.Tensor select.int alias.default clone.default".split()
 )
 
+FUSED = ("aten.", "prims.", "inductor_prims.", "quantized_decomposed.", "getitem")  # what inductor has lowerings of
 COPY = "aten.copy_.default"
 CONVERT = "prims.convert_element_type.default"
 FLOAT32 = TorchConstant("dtype", "float32")
@@ -77,8 +78,10 @@ class Nodes:
 
     @cached_property
     def _computable(self) -> set[str]:
-        """Operations all of whose arguments are inputs or computable (Kahn's order: a fragment may be long)."""
-        lacking = {name: self._operands(node) for name, node in self.fragment.operations.items()}
+        """Operations all of whose arguments are inputs or computable (Kahn's order: a fragment may be long), but for
+        those that inductor fuses into no kernel: they come after."""
+        fused = {name: node for name, node in self.fragment.operations.items() if node.target.startswith(FUSED)}
+        lacking = {name: self._operands(node) for name, node in fused.items()}
         takers: dict[str, list[str]] = defaultdict(list)
         for name, operands in lacking.items():
             for operand in operands:

@@ -19,7 +19,7 @@ SYMBOL = re.compile(r"(?:s|u|ps|zuf|zf)\d+", re.ASCII)
 FUNCTIONS = {"Max": "max", "Min": "min"}
 _TOKEN = re.compile(
     r"\s*(?:(?P<ref>%[A-Za-z_]\w*)|(?P<torch>torch(?:\.[A-Za-z_]\w*)+)|(?P<device>(?:cpu|cuda|meta)\b(?::\d+)?)"
-    r"|(?P<float>\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|\b(?:inf|nan)\b)|(?P<int>\d{1,20})|(?P<word>[A-Za-z_]\w*)"
+    r"|(?P<float>\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|\b(?:inf|nan)\b)|(?P<int>\d{1,20})|(?P<word>[A-Za-z_]\w*(?::\w+)*)"
     r"|(?P<mark>//|\*\*|[-+*%()\[\]{},:]))",
     re.ASCII,
 )

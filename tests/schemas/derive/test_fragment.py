@@ -113,7 +113,8 @@ def test_a_fragment_of_other_shapes_is_of_another_use() -> None:
         ("torch.ops.aten.from_file.default", "from_file reaches files or libraries: not called from files"),
         ("torch.ops.aten.rand_like.default", "aten.rand_like.default draws random numbers"),
         ("torch.ops.aten.sub_.Tensor", "aten.sub_.Tensor writes to its argument"),
-        ("os.system", "not an operator's name: it must be namespace.operator.overload"),
+        ("torch.ops.aten.sub", "not an operator's name: it must be namespace.operator.overload"),
+        ("os.system", "its fragment does not say all that %sub comes from"),
         ("torch.ops.aten.__class__.default", "__class__ is no operator's name"),
     ],
 )
@@ -121,6 +122,15 @@ def test_operators_that_no_reference_may_call_are_refused(operator: str, reason:
     call = launched(tensor("in_ptr0", 8, 4), tensor("in_ptr1", 8, 4), tensor("out_ptr2", 8, 4))
     text = f"{A}{B}{SUB}return %sub\n".replace("torch.ops.aten.sub.Tensor", operator)
     assert reference_from(call, text) == Unknown(reason)
+
+
+def test_an_operator_that_inductor_fuses_into_no_kernel_comes_after_it() -> None:
+    call = launched(tensor("in_ptr0", 8, 4), tensor("in_ptr1", 8, 4), tensor("out_ptr0", 8, 4))
+    after = SUB.replace("%sub", "%all_reduce").replace("aten.sub.Tensor", "vllm.all_reduce.default")
+    after = after.replace("(%a, %b)", "(%sub, tp:0)")
+    reference = reference_from(call, f"{A}{B}{SUB}{after}return %buf0\ncall(a, b, buf0, 32)\n")
+    assert isinstance(reference, FragmentReference)
+    assert reference == reference_from(call, f"{A}{B}{SUB}return %sub\n%sub = buf0\ncall(a, b, buf0, 32)\n")
 
 
 def test_a_mean_that_its_readers_divide_is_a_sum_until_then() -> None:
