@@ -21,12 +21,12 @@ Parts, in this order:
 - `apply`: a plan in every rank
 
 The last five take the Recording of `tensor`; Recordings that lie in DIR already are not made anew. Each command has
-`--patience` seconds (150), the whole `--limit` (570); a part that fails costs its own lines alone. Each line is in
-DIR/parallel.jsonl as soon as its part is over, what `kcap record` said in DIR/PART.log; a short table is printed last.
-Exits with 1 if a check fails. SGLang's interpreter is KCAP_SGLANG_PYTHON, .venv-sglang's or this one. Without GPUs it
-is two ranks on two cores, with gloo and vLLM's shared memory: there it knows no coverage, no distance from the engine,
-no experts and no attention in data parallel. NVLink multicast stays off, and but in `fused` symmetric memory and
-FlashInfer's kernel do, too.
+`--patience` seconds (350: the comparison with the engine takes most of them), the whole `--limit` (570); a part that
+fails costs its own lines alone. Each line is in DIR/parallel.jsonl as soon as its part is over, what `kcap record` said
+in DIR/PART.log; a short table is printed last. Exits with 1 if a check fails. SGLang's interpreter is
+KCAP_SGLANG_PYTHON, .venv-sglang's or this one. Without GPUs it is two ranks on two cores, with gloo and vLLM's shared
+memory: there it knows no coverage, no distance from the engine, no experts and no attention in data parallel. NVLink
+multicast stays off, and but in `fused` symmetric memory and FlashInfer's kernel do, too.
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4 if gpus >= 4 else 2)
     parser.add_argument("--only", action="append", help="this part, and others so named")
     parser.add_argument("--limit", type=float, default=570, help="seconds of all  [default: 570]")
-    parser.add_argument("--patience", type=float, default=150, help="seconds of a command  [default: 150]")
+    parser.add_argument("--patience", type=float, default=350, help="seconds of a command  [default: 350]")
     parser.add_argument("--output", type=Path, default=Path("parallel"))
     args = parser.parse_args()
     if gpus == 1:
