@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import orjson
@@ -31,7 +31,7 @@ def merge_turns(directory: Path, requests: Sequence[Request]) -> tuple[list[Turn
             damaged += 1
     turns.sort(key=lambda turn: (turn.sent, turn.number))
     notes = [f"agent trace: {damaged} torn lines left out"] if damaged else []
-    return _numbered(turns, _by_name(requests)), notes
+    return _numbered(turns, by_turn(requests, {turn.id for turn in turns})), notes
 
 
 def _numbered(turns: Sequence[Turn], requests: dict[str, list[int]]) -> list[Turn]:
@@ -47,15 +47,18 @@ def _numbered(turns: Sequence[Turn], requests: dict[str, list[int]]) -> list[Tur
     return numbered
 
 
-def _by_name(requests: Iterable[Request]) -> dict[str, list[int]]:
-    """Places of requests by the name that the engine answers with: its own may begin with the number of an answer, and
-    end with that of a prompt or of a part, and with random digits."""
+def by_turn(requests: Iterable[Request], turns: Collection[str]) -> dict[str, list[int]]:
+    """Places of requests by the name that the engine answers with, which is the turn's: its own may begin with the
+    number of an answer, and end with that of a prompt or of a part, and with random digits. Of several turns it is of
+    the one with the longest name.
+    """
     places: dict[str, list[int]] = defaultdict(list)
     for place, request in enumerate(requests):
         name = CHILD.sub("", request.id)
         while name:
-            places[name].append(place)
-            if (response := PART.sub("", name)) != name:
-                places[response].append(place)
+            turn = next((known for known in (name, PART.sub("", name)) if known in turns), None)
+            if turn is not None:
+                places[turn].append(place)
+                break
             name = name.rpartition("-")[0]
     return places

@@ -35,7 +35,6 @@ class NativeRecorder:
     def __init__(self, stem: Path, keep_tokens: bool = False, fail_after: int = -1) -> None:
         path = self.library = str(build())
         self._lib, self._quick = ctypes.CDLL(path), ctypes.PyDLL(path)
-        self._lib.kcap_error.restype = ctypes.c_char_p
         self._lib.kcap_step_end.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p]
         self._lib.kcap_fail_after.argtypes = [ctypes.c_int64]
         _declare(self._quick)
@@ -51,7 +50,7 @@ class NativeRecorder:
     @property
     def error(self) -> str:
         """Why it stopped by itself; empty while it is well."""
-        return (self._lib.kcap_error() or b"").decode(errors="replace")
+        return (self._quick.kcap_error() or b"").decode(errors="replace")
 
     def start(self, loose: bool) -> None:
         self._lib.kcap_start(int(loose))
@@ -137,6 +136,7 @@ def _declare(lib: ctypes.PyDLL) -> None:
     number, text, small = ctypes.c_int64, ctypes.c_char_p, ctypes.c_int
     for name in ("step_program", "operator", "launch", "text", "graph_nodes", "graph_end"):
         getattr(lib, f"kcap_{name}").restype = number
+    lib.kcap_error.restype = text
     lib.kcap_may_record.argtypes = [small]
     lib.kcap_launch.argtypes = [text]
     lib.kcap_text.argtypes = [text]

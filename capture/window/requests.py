@@ -41,6 +41,7 @@ class Totals:
     reached: int = 0  # tokens that have been computed, found ones among them; decode steps of one token aside
     drafts: int = 0  # of the last step, as far as it is not known whether they were accepted
     follows: int = 0  # the tokens before the next step if none of them was; decode steps of one token aside
+    returned: int | None = None  # tokens that the engine gave back, once it has told
 
     def add(self, before: int, new: int, single: int) -> None:
         """A step computed `new` tokens after `before`; it ran in `single` decode steps of one token already.
@@ -126,16 +127,17 @@ class Requests:
             self._write(orjson.dumps({"t": "prompt", **line}))
         totals.tokens = None
 
-    def finish(self, name: str, returned: int | None = None) -> None:
-        """The engine is done with a request; one that ran in no counted step leaves nothing.
+    def tell_returned(self, name: str, tokens: int) -> None:
+        """The engine gives back a request's `tokens`; what was or will be sampled beyond them it throws away."""
+        totals = self._totals.get(name)
+        if totals is not None and totals.returned is None:
+            totals.returned = tokens
 
-        `returned`: the tokens that it generated, where the engine tells: what was sampled beyond them it threw away.
-        """
+    def finish(self, name: str) -> None:
+        """The engine is done with a request; one that ran in no counted step leaves nothing."""
         totals, single = self._totals.pop(name, None), self._single.pop(name, 0)
         if totals is None or (totals.first < 0 and not single):
             return
-        if returned is not None:
-            totals.generated = min(totals.generated, returned - single)
         if self._write_totals(name, totals, single):
             return
         self._finished += 1
@@ -156,6 +158,8 @@ class Requests:
         """Whether the request has a line of its own; else it is added to the others without one."""
         if totals.number < 0:
             self._give_number(totals)
+        if totals.returned is not None:
+            totals.generated = min(totals.generated, totals.returned - single)
         if totals.number < MAX_REQUESTS:
             self._write_line(name, totals, single)
             return True

@@ -110,7 +110,10 @@ class Lifecycle:
     def _listen(self, wanted: bool) -> None:
         """Under the lock: have the recorder listen or not, unless something keeps it from doing so."""
         recorder = self.recorder
-        if self._closed or self._failed or recorder is None or recorder.error or wanted == self.open:
+        if self._closed or self._failed or recorder is None:
+            return
+        wanted = wanted and not recorder.error
+        if wanted == self.open:
             return
         self.open = wanted
         recorder.start(self._loose) if wanted else recorder.stop()
@@ -296,10 +299,10 @@ class Window(Lifecycle):
 
     def _admitted(self) -> bool:
         """Whether the step that begins counts so far; the recorder then listens, and else does not."""
-        gate = self._gate
-        if gate is None:
+        gate, recorder = self._gate, self.recorder
+        if gate is None or recorder is None:
             return False
-        admitted = gate.begin() and not self._paused
+        admitted = gate.begin() and not self._paused and not recorder.error
         if admitted != self.open:
             with self._lock:
                 self._listen(admitted)
@@ -341,6 +344,8 @@ class Window(Lifecycle):
         else:
             details = step_details(shape, self._steps, self.requests.numbers)
             recorder.step_end(shape.tokens, len(shape.queries), details)
+            if recorder.error:
+                return
             if shape.requests:
                 self.requests.add(shape, self._steps)
             self._steps += 1

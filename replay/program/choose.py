@@ -14,6 +14,8 @@ from kcap.errors import CallError
 from kcap.replay.source import Samples, needs_sample, samples_by_call
 from kcap.schemas.recording.recording import Call, GraphUse, Phase, Program, Recording, Sample, Step
 
+RankStep = tuple[int, int]
+
 
 @dataclass(frozen=True)
 class ProgramKind:
@@ -97,7 +99,7 @@ def choose_samples(recording: Recording, chosen: ChosenProgram, calls: Iterable[
     """By each Call that needs a Sample: its line in samples.jsonl, from 0; None where there is none.
 
     Of the Program's phase, and of the step asked for, or else of the Program's step with the most Samples; where the
-    Call was not sampled in that step, of the nearest one.
+    Call was not sampled in that step, of the nearest one, of the same rank if that has any: replicas' batches differ.
     """
     samples = samples_by_call(recording.samples)
     needing = [call for call in calls if needs_sample(call)]
@@ -105,29 +107,41 @@ def choose_samples(recording: Recording, chosen: ChosenProgram, calls: Iterable[
     return {call.id: nearest_line(samples.get(call.id, []), chosen.kind.phase, step) for call in needing}
 
 
-def common_step(recording: Recording, chosen: ChosenProgram, samples: Samples, calls: Iterable[Call]) -> int | None:
+def common_step(
+    recording: Recording, chosen: ChosenProgram, samples: Samples, calls: Iterable[Call]
+) -> RankStep | None:
     """The step that was asked for, else the Program's step in which most of `calls` were sampled."""
     if chosen.step is not None:
-        return chosen.step.index
+        return chosen.step.rank, chosen.step.index
     phase = chosen.kind.phase
-    own_steps = {step.index for step in recording.steps if (step.program, step.phase) == (chosen.program.id, phase)}
+    own_steps = {
+        (step.rank, step.index) for step in recording.steps if (step.program, step.phase) == (chosen.program.id, phase)
+    }
     sampled = {
-        (call.id, sample.step)
+        (call.id, (sample.rank, sample.step))
         for call in calls
         for _, sample in samples.get(call.id, [])
         if sample.phase == phase and sample.step is not None
     }
-    samples_by_step = Counter(step for _, step in sampled)
-    return max(samples_by_step, key=lambda step: (step in own_steps, samples_by_step[step], -(step or 0)), default=None)
+    samples_by_step = Counter[RankStep](step for _, step in sampled)
+
+    def preferred(step: RankStep) -> tuple[bool, int, int, int]:
+        rank, index = step
+        return step in own_steps, samples_by_step[step], -index, -rank
+
+    return max(samples_by_step, key=preferred, default=None)
 
 
-def nearest_line(samples: Iterable[tuple[int, Sample]], phase: str, step: int | None) -> int | None:
-    """The line of the Sample nearest to `step`, of this phase if there is one."""
+def nearest_line(samples: Iterable[tuple[int, Sample]], phase: str, step: RankStep | None) -> int | None:
+    """The line of the Sample nearest to `step`, of this phase and its rank if there is one."""
 
-    def distance(item: tuple[int, Sample]) -> tuple[bool, bool, int, int]:
+    def distance(item: tuple[int, Sample]) -> tuple[bool, bool, bool, int, int]:
         line, sample = item
-        steps_away = 0 if step is None or sample.step is None else abs(sample.step - step)
-        return sample.phase != phase, sample.step is None and step is not None, steps_away, line
+        if step is None:
+            return sample.phase != phase, False, False, 0, line
+        rank, index = step
+        steps_away = 0 if sample.step is None else abs(sample.step - index)
+        return sample.phase != phase, sample.step is None, sample.rank != rank, steps_away, line
 
     nearest = min(samples, key=distance, default=None)
     return None if nearest is None else nearest[0]

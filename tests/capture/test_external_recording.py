@@ -15,6 +15,7 @@ from kcap.capture.recorder.native_recorder import NativeRecorder
 from kcap.capture.shards.counts import OFF_STEP, Counts
 from kcap.capture.taps import external
 from kcap.capture.taps.external import Externals
+from kcap.capture.window.step import StepShape
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.values import Drift, TensorSpec
 
@@ -250,6 +251,20 @@ def test_a_recorder_that_fails_raises_nothing_and_says_so(recorder: str, tmp_pat
         ["RuntimeError: made to fail"],
     )
     assert 0 < sum(call.total for call in recording.calls) < 6
+
+
+@both
+def test_a_recorder_that_fails_counts_no_further_step_of_a_request(recorder: str, tmp_path: Path) -> None:
+    engine = Engine(tmp_path, recorder=recorder, fail="3")
+    engine.open()
+    for length in range(1, 9):
+        engine.window.begin(StepShape("decode", [1], [length], requests=["a"]))
+        torch.mm(X, X)
+        engine.window.end()
+    assert not engine.window.open
+    recording = engine.close()
+    (request,) = recording.requests
+    assert 0 < request.decodes == recording.metadata.steps["decode"] < 8
 
 
 def test_calls_of_other_threads_count(record: Record) -> None:

@@ -72,6 +72,13 @@ def test_a_tensor_whose_memory_was_given_back_is_not_read(record: Record) -> Non
     assert metadata.dropped["samples"] >= 1
 
 
+def test_elements_that_share_memory_are_not_copied_by_the_million(record: Record) -> None:
+    index = torch.zeros(4, 1, dtype=torch.int64).expand(4, 1 << 19)
+    recording = record(lambda _: torch.ones(4, 1).gather(1, index), keep_tokens=True)
+    assert recording.metadata.complete and recording.metadata.dropped["samples"] == 1
+    assert not any(sample.tensors for sample in recording.samples)
+
+
 def resident() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

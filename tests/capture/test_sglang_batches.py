@@ -22,7 +22,6 @@ TARGET, DRAFT = SimpleNamespace(is_draft_worker=False), SimpleNamespace(is_draft
         ("SPLIT_PREFILL", [4], [4], "prefill"),
         ("MIXED", [5, 1], [5, 9], "mixed"),
         ("DECODE", [1, 1], [8, 9], "decode"),
-        ("TARGET_VERIFY", [3, 3], [8, 9], "decode"),
         ("IDLE", [], [], "other"),
         ("DLLM_EXTEND", [4], [4], "other"),
     ],
@@ -90,10 +89,12 @@ def test_a_step_names_its_requests_and_those_that_prefill() -> None:
     assert [last[name] for name in ("prompt", "computed", "decoded", "generated", "prefills")] == [6, 6, 1, 2, 2]
 
 
-def test_speculative_steps_whose_lengths_only_the_gpu_knows_name_no_request() -> None:
+def test_a_step_that_verifies_drafts_has_them_in_its_lengths_and_names_no_request() -> None:
     known = Scheduled()
-    look(known, scheduled("TARGET_VERIFY", request("a")))
-    forward = batch("TARGET_VERIFY", [3], [8])
-    assert shape(forward, TARGET, known).requests == ["a"]
+    look(known, scheduled("TARGET_VERIFY", request("a"), request("b")))
+    forward = batch("TARGET_VERIFY", [3, 3], [8, 9])
+    step = shape(forward, TARGET, known)
+    assert (step.phase, step.queries, step.lengths, step.requests) == ("decode", [3, 3], [11, 12], [])
     forward.seq_lens_cpu = None
-    assert shape(forward, TARGET, known).requests == []
+    step = shape(forward, TARGET, known)
+    assert (step.lengths, step.requests) == ([], [])

@@ -67,6 +67,12 @@ class Scheduler:
                 one.output_ids.append(1)
                 one.finished_reason = "length" if one.rid == f"over after {len(one.output_ids)}" else None
 
+    def process_disagg_prefill_inflight_queue(self, requests: list[Any]) -> list[Any]:
+        """Of a server that only prefills: those whose cache has gone."""
+        for one in requests:
+            one.finished_reason = "length"
+        return requests
+
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -134,6 +140,28 @@ def test_a_request_that_finishes_while_the_next_step_runs_is_one(
     told = [(r.id, r.prompt, r.cached, r.computed, r.decoded, r.generated) for r in recording.requests]
     assert told == [("over after 2", 6, 2, 4, 2, 2), ("b", 3, 0, 3, 3, 4)]
     assert [step.requests for step in recording.steps] == [[0, 1], [0, 1], [0, 1], [1]]
+
+
+def test_a_request_that_no_batch_follows_has_the_tokens_that_it_gave_back(
+    window: Window, scheduler: Any, tmp_path: Path
+) -> None:
+    over = request("over after 2", prompt=6)
+    steps = [scheduled("EXTEND", over), scheduled("DECODE", over), scheduled("DECODE", over)]
+    run(scheduler, steps[0], batch("EXTEND", [6], [6]))
+    run(scheduler, steps[1], batch("DECODE", [1], [7]))
+    scheduler.process_batch_result(steps[0], None)
+    run(scheduler, steps[2], batch("DECODE", [1], [8]))
+    scheduler.process_batch_result(steps[1], None)
+    (told,) = finished(window, tmp_path).requests
+    assert (told.decoded, told.generated) == (2, 2)
+
+
+def test_a_server_that_only_prefills_keeps_no_request_whose_cache_has_gone(window: Window, scheduler: Any) -> None:
+    gone, other = request("a"), request("b")
+    run(scheduler, scheduled("EXTEND", gone), batch("EXTEND", [32], [32]))
+    assert scheduler.process_disagg_prefill_inflight_queue([gone]) == [gone]
+    run(scheduler, scheduled("EXTEND", other), batch("EXTEND", [32], [32]))
+    assert list(window.requests._totals) == ["b"]
 
 
 def test_a_mixed_batch_that_the_runner_rewrites_is_still_mixed(window: Window, scheduler: Any, tmp_path: Path) -> None:

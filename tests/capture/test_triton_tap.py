@@ -307,6 +307,17 @@ def test_a_constexpr_that_a_launch_does_not_tell_is_not_its_own() -> None:
     assert [launch["constexprs"] for launch in told] == [{"C": 2}, {"B": 4, "C": 2}]
 
 
+def test_launches_of_ever_new_grids_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kcap.capture.taps.kernels import launches as module
+
+    monkeypatch.setattr(module, "MOST_LAUNCHES", 3)
+    listener: Any = SimpleNamespace(launch=lambda fields: fields["grid"][0])
+    launches, kernel = module.Launches(listener), module.Kernel(0, [], [], {"function": "f"})
+    for grid in [*range(1, 9), 1]:
+        assert launches.launch(kernel, (grid,), [], None, None, {}) == grid
+        assert len(launches._known) <= 3
+
+
 def test_an_option_is_one_that_this_kernel_does_not_take() -> None:
     from kcap.capture.taps.kernels.launches import Kernel
 

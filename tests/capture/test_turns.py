@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kcap.capture.fold.turns import merge_turns
+from kcap.capture.fold.turns import by_turn, merge_turns
 from kcap.capture.session import SESSION_VARIABLE, Session
 from kcap.capture.turns import log, middleware
 from kcap.capture.turns.middleware import TurnRecorder
@@ -309,6 +309,12 @@ def test_several_answers_to_one_request_are_joined_with_all_of_its_requests(sess
     name = orjson.loads((REAL / "two.json").read_bytes())["id"]
     (turn,) = turns_of(session, [Request(id=f"{n}_{name}-0123abcd") for n in range(2)])
     assert turn.requests == [0, 1] and len(turn.answers) == 2
+
+
+def test_a_request_is_of_the_turn_with_the_longest_name() -> None:
+    names = ["chatcmpl-task-1-0ab1", "chatcmpl-task-1-2-0ab1"]
+    places = by_turn([Request(id=name) for name in names], {"chatcmpl-task-1", "chatcmpl-task-1-2", "chatcmpl-task"})
+    assert places == {"chatcmpl-task-1": [0], "chatcmpl-task-1-2": [1]}
 
 
 def test_what_is_under_way_is_bounded_and_the_client_is_served(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from kcap.capture.engines.vllm.adapter import PROCESSES, RUNNERS, Steps, hook
+from kcap.capture.engines.vllm.adapter import HALVES, PROCESSES, RUNNERS, Steps, hook
 from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import Session
 from kcap.capture.window.window import Window
@@ -202,6 +202,22 @@ def test_a_recorder_that_raises_never_reaches_the_engine(
     assert not window.open
     (failure,) = failures(finished(window, tmp_path))
     assert "of the recorder" in failure.detail
+
+
+def test_forwards_in_halves_on_other_threads_leave_a_recording_that_says_so(
+    window: Window, runner: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module: Any = ModuleType(HALVES)
+    module.UBatchWrapper = type("UBatchWrapper", (), {"_run_ubatches": lambda _, *args: args})
+    monkeypatch.setitem(sys.modules, HALVES, module)
+    hook(window)
+    window.start()
+    step(runner, scheduled({"a": 4}, new={"a": (4, 0)}))
+    assert [module.UBatchWrapper()._run_ubatches(n) for n in range(2)] == [(0,), (1,)]
+    recording = finished(window, tmp_path)
+    (failure,) = failures(recording)
+    assert "--enable-dbo" in failure.detail
+    assert not recording.metadata.complete
 
 
 def test_a_workers_process_closes_its_shard_before_it_shuts_down(

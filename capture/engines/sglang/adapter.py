@@ -70,6 +70,7 @@ STARTING = {  # what a runner does before its window opens
 
 
 OVERRIDES = "json_model_override_args"
+TRANSFER = "process_disagg_prefill_inflight_queue"
 MISSED = "a batch ran and no ModelRunner.forward was seen: another plugin, or this SGLang, runs it elsewhere"
 
 
@@ -138,6 +139,8 @@ def _hook_scheduler(module: ModuleType, steps: Steps, window: Window, groups: Gr
     _wrap(module.Scheduler, "__init__", initialize)
     _wrap(module.Scheduler, "run_batch", steps.run_batch)
     _wrap(module.Scheduler, "process_batch_result", steps.process_result)
+    if hasattr(module.Scheduler, TRANSFER):
+        _wrap(module.Scheduler, TRANSFER, steps.transferred)
 
 
 def _hook_server(module: Any, window: Window) -> None:
@@ -196,7 +199,7 @@ class Steps:
     def __init__(self, window: Window) -> None:
         self._window = window
         self._scheduled = Scheduled()
-        self._finished: dict[str, int] = {}  # since the last batch began: request -> its generated tokens
+        self._finished: list[str] = []  # requests, since the last batch began
         self._forwards = 0
 
     def run_batch(self, original: Around, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -210,8 +213,8 @@ class Steps:
         return result
 
     def _look(self, scheduler: Any, batch: Any) -> str | None:
-        for name, returned in self._finished.items():
-            self._window.requests.finish(name, returned)
+        for name in self._finished:
+            self._window.requests.finish(name)
         self._finished.clear()
         return self._scheduled.look(batch, self._window.requests, getattr(scheduler, "is_generation", True))
 
@@ -219,13 +222,20 @@ class Steps:
         """What SGLang makes of a batch that has run: some requests finish in it, and may yet be in the batch that has
         begun meanwhile, whose token of theirs it throws away."""
         result = original(batch, *args, **kwargs)
-        self._guarded(self._note_finished, batch)
+        self._guarded(self._note_finished, batch.reqs)
         return result
 
-    def _note_finished(self, batch: Any) -> None:
-        for request in batch.reqs:
+    def transferred(self, original: Around, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        """A server that only prefills is done with a request once its cache has gone to another."""
+        requests = original(*args, **kwargs)
+        self._guarded(self._note_finished, requests)
+        return requests
+
+    def _note_finished(self, requests: Any) -> None:
+        for request in requests:
             if request.finished_reason is not None:
-                self._finished.setdefault(request.rid, len(request.output_ids))
+                self._window.requests.tell_returned(request.rid, len(request.output_ids))
+                self._finished.append(request.rid)
 
     def forward(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
         self._forwards += 1
@@ -271,11 +281,14 @@ def _token_logits(output: Any) -> Any:
     return getattr(getattr(output, "logits_output", None), "next_token_logits", None)
 
 
+VERIFY = "TARGET_VERIFY"  # of a draft's tokens, which the batch's lengths do not count
+
+
 PHASES = {
     "EXTEND": "prefill",
     "SPLIT_PREFILL": "prefill",
     "DECODE": "decode",
-    "TARGET_VERIFY": "decode",
+    VERIFY: "decode",
     "MIXED": "mixed",
 }
 
@@ -329,17 +342,20 @@ def shape(batch: Any, runner: Any, scheduled: Scheduled) -> StepShape:
     """The step that `ForwardBatch` is, before it runs: the runner may rewrite a mixed one.
 
     In phase `other` are forwards of no request (data parallel, health checks) and those of a draft model, each of which
-    is a step of its own.
+    is a step of its own. Where drafts are verified no request is named: how many were accepted nobody tells here.
     """
+    mode = batch.forward_mode.name
     apart = scheduled.probe or getattr(runner, "is_draft_worker", False)
-    phase = "other" if apart else PHASES.get(batch.forward_mode.name, "other")
+    phase = "other" if apart else PHASES.get(mode, "other")
     queries, lengths = _queries(batch), _lengths(batch)
+    if mode == VERIFY:
+        lengths = [length + drafts for length, drafts in zip(lengths, queries, strict=False)]
     step = StepShape(phase, queries, lengths)
     if phase == "other" or len(scheduled.requests) != len(queries):
         return step
     if any(scheduled.hits):
         step.cached = scheduled.hits
-    if lengths or (phase == "decode" and step.tokens == len(queries)):
+    if (lengths and mode != VERIFY) or (phase == "decode" and step.tokens == len(queries)):
         step.requests = scheduled.requests
         contexts = zip(lengths, queries, scheduled.prompts, strict=False)  # a step that only decodes has no prompts
         step.prefilling = [place for place, (after, new, prompt) in enumerate(contexts) if after - new < prompt]

@@ -11,6 +11,7 @@ import functools
 import gc
 import operator
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import compress, count, repeat
@@ -56,6 +57,8 @@ RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 BACKEND = "vllm.compilation.backends"
 PROCESSES = "vllm.v1.executor.multiproc_executor"
+HALVES = "vllm.v1.worker.gpu_ubatch_wrapper"
+IN_HALVES = "vLLM runs forwards in halves on threads of their own (--enable-dbo), which are not recorded"
 WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
 STARTING = {  # what a worker does before its window opens
     "load_model": "loading weights",
@@ -91,10 +94,26 @@ def hook(window: Window) -> None:
         when_imported(module, contained(window, hook_worker))
     when_imported(BACKEND, contained(window, functools.partial(_hook_backend, window=window)))
     when_imported(PROCESSES, contained(window, functools.partial(_hook_processes, window=window)))
+    when_imported(HALVES, contained(window, functools.partial(_hook_halves, window=window)))
 
 
 def _hook_backend(module: ModuleType, window: Window) -> None:
     announce(window.session, getattr(module, "VllmBackend", None), {"__call__": "compiling"})
+
+
+def _hook_halves(module: ModuleType, window: Window) -> None:
+    said = threading.Event()
+
+    def run(original: Around, _: Any, *args: Any, **kwargs: Any) -> Any:
+        if not said.is_set():
+            said.set()
+            window.tap_failed("dual_batch_overlap", RuntimeError(IN_HALVES))
+        return original(*args, **kwargs)
+
+    halves = getattr(module, "UBatchWrapper", None)
+    for name in ("_run_ubatches", "_capture_ubatches"):
+        if hasattr(halves, name):
+            wrap(halves, name, run)
 
 
 def _hook_processes(module: ModuleType, window: Window) -> None:

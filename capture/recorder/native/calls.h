@@ -17,10 +17,12 @@ bool is_sampled(const Tensor& t, Keep keep) {
   return keep != Keep::nothing && t.defined() && is_index_type(t) && strided(t);
 }
 
-// Whether it may be read: not too large, and not past the end of a storage that was resized away.
+// Whether it may be read: not too large, though its elements share memory, and not past the end of a storage that was
+// resized away.
 bool is_readable(const Tensor& t, size_t bytes) {
   const size_t held = t.unsafeGetTensorImpl()->unsafe_storage().nbytes();
-  if (bytes <= kMaxTensorBytes && static_cast<size_t>(t.storage_offset()) * t.element_size() + bytes <= held) return true;
+  const bool small = bytes <= kMaxTensorBytes && static_cast<size_t>(t.numel()) <= kMaxTensorBytes / t.element_size();
+  if (small && static_cast<size_t>(t.storage_offset()) * t.element_size() + bytes <= held) return true;
   g->shard.header(hSamplesSkipped)++;
   return false;
 }

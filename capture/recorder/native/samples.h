@@ -369,9 +369,8 @@ class Banks {
       changed_.notify_all();
       writer_.join();
     }
-    size_t lost = 0;
-    for (const Bank& bank : banks_) lost += bank.samples.size();
-    return lost;
+    for (const Bank& bank : banks_) lost_ += bank.samples.size();
+    return lost_;
   }
 
  private:
@@ -414,10 +413,16 @@ class Banks {
       if (jobs_.empty()) return;
       const Job& job = jobs_.front();
       lock.unlock();
-      std::string lines;
-      for (const auto& sample : job.samples) lines += sample_line(sample);
-      write_(lines);
+      size_t lost = 0;
+      try {
+        std::string lines;
+        for (const auto& sample : job.samples) lines += sample_line(sample);
+        write_(lines);
+      } catch (const std::exception&) {  // no memory is left
+        lost = job.samples.size();
+      }
       lock.lock();
+      lost_ += lost;
       job.bank->used = 0;
       job.bank->fenced = job.bank->writing = false;
       jobs_.pop_front();
@@ -436,6 +441,7 @@ class Banks {
   std::condition_variable changed_;
   std::thread writer_;
   bool finished_ = false;
+  size_t lost_ = 0;  // Samples
   int current_ = 0;
   std::atomic<bool> cramped_{false};  // a copy found no room
   Cuda::Handle stream_ = nullptr;

@@ -14,7 +14,7 @@ from typing import Any
 from kcap.capture.hooks.identity import ByIdentity
 from kcap.capture.hooks.patching import Methods
 from kcap.capture.recorder.arguments import encode
-from kcap.capture.taps.external import Externals
+from kcap.capture.taps.external import MOST_LAUNCHES, Externals
 from kcap.capture.taps.kernels.fragments import fragment_file
 from kcap.capture.taps.kernels.triton_source import Unreadable, read_source
 
@@ -201,6 +201,8 @@ class Launches:
             if number is None:
                 self.lost += 1
             elif isinstance(error, KeyError):  # else it holds a value that cannot be a key
+                if len(self._known) >= MOST_LAUNCHES:
+                    self._known.clear()
                 self._known[key] = number
             return number
 

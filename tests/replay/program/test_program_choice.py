@@ -128,6 +128,11 @@ def test_the_phase_comes_before_the_step_and_no_sample_is_none() -> None:
         return Sample.model_validate({"call": 0, "phase": phase, "step": at})
 
     given = list(enumerate([sample("prefill", 5), sample("decode", None), sample("decode", 90)]))
-    assert nearest_line(given, "decode", 5) == 2
-    assert nearest_line(given, "mixed", 6) == 0
-    assert nearest_line([], "decode", 5) is None
+    assert nearest_line(given, "decode", (0, 5)) == 2
+    assert nearest_line(given, "mixed", (0, 6)) == 0
+    assert nearest_line([], "decode", (0, 5)) is None
+
+
+def test_a_step_of_another_replica_is_another_batch() -> None:
+    given = [Sample.model_validate({"call": 0, "phase": "decode", "rank": rank, "step": 10 + rank}) for rank in (0, 1)]
+    assert [nearest_line(enumerate(given), "decode", (rank, 11)) for rank in (0, 1)] == [0, 1]
