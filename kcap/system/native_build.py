@@ -43,21 +43,41 @@ def compiler() -> str:
 def build(sources: Sequence[Path], extra: Sequence[str] = ()) -> Path:
     """The library of the first of `sources`, which includes the others, built if it is not cached (about 10 s).
 
-    `extra`: further arguments for the compiler. Unavailable if it cannot be built.
+    `extra`: further arguments for the compiler. Unavailable if it cannot be built. The name of a library in the cache
+    ends with its content's hash: a damaged one, which would end the process that loads it, is built again. Where there
+    is no compiler, any one's will do.
     """
-    cxx = compiler()
-    target = cache_folder() / f"{sources[0].stem}-{_key(cxx, sources, extra)}.so"
-    if target.is_file():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(f".{os.getpid()}.tmp")
+    folder, stem = cache_folder(), f"{sources[0].stem}-{_key(sources, extra)}"
+    try:
+        cxx = compiler()
+    except Unavailable:
+        if cached := _cached(folder, f"{stem}-*"):
+            return cached
+        raise
+    stem = f"{stem}-{_digest(_run([cxx, '--version']).stdout)}"
+    if cached := _cached(folder, f"{stem}-*"):
+        return cached
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{stem}.{os.getpid()}.tmp"
     done = _run(_command(cxx, sources[0], partial, extra))
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").splitlines()
         lines = [line for line in said if "error" in line] or ["no message"]
         raise Unavailable(f"{sources[0].name} does not compile with {cxx}: {lines[0][:200]}")
-    partial.replace(target)
-    return target
+    return partial.replace(folder / f"{stem}-{_digest(partial.read_bytes())}.so")
+
+
+def _cached(folder: Path, stem: str) -> Path | None:
+    """The library in `folder` whose name begins with `stem` and which is whole."""
+    for library in sorted(folder.glob(f"{stem}.so")):
+        with suppress(OSError):
+            if library.stem.endswith(f"-{_digest(library.read_bytes())}"):
+                return library
+    return None
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def cache_folder() -> Path:
@@ -119,11 +139,8 @@ def _command(cxx: str, source: Path, output: Path, extra: Sequence[str]) -> list
     ]
 
 
-def _key(cxx: str, sources: Sequence[Path], extra: Sequence[str]) -> str:
+def _key(sources: Sequence[Path], extra: Sequence[str]) -> str:
     import torch
 
-    digest = hashlib.sha256(f"{torch.__version__} {sys.platform} {FLAGS} {list(extra)}".encode())
-    digest.update(_run([cxx, "--version"]).stdout)
-    for source in sources:
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
+    what = f"{torch.__version__} {sys.platform} {FLAGS} {list(extra)}".encode()
+    return _digest(b"".join([what, *(source.read_bytes() for source in sources)]))

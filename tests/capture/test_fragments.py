@@ -150,6 +150,8 @@ def test_text_of_an_operator_never_becomes_code_of_the_wrapper(text: str, monkey
 
 
 COMPILES = """
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from torch._dynamo.utils import counters
 
@@ -163,15 +165,23 @@ def is_hit():
     return bool(counters["inductor"]["fxgraph_cache_hit"])
 
 
+def in_thread():
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(is_hit).result()
+
+
 torch.compiler.config.cache_key_tag = "mine"
-found = [is_hit(), is_hit()]
+found = [is_hit(), is_hit(), in_thread()]
 both = [Annotations(f"torch._inductor.codegen.{name}", f"{name.title()}Scheduling") for name in ("triton", "cpp")]
 for each in both:
     each.install()
+found += [is_hit(), is_hit(), in_thread(), in_thread()]
+torch.compiler.config.cache_key_tag += " now"
 found += [is_hit(), is_hit()]
 for each in both:
     each.uninstall()
-print(*found, is_hit(), torch.compiler.config.cache_key_tag)
+found += [in_thread(), is_hit()]
+print(*found, torch.compiler.config.cache_key_tag)
 """
 
 
@@ -179,7 +189,13 @@ def test_what_is_compiled_while_recorded_is_cached_apart(tmp_path: Path) -> None
     """The comments of what was compiled before are not complete; what is compiled now is no concern of others."""
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     ran = subprocess.run([sys.executable, "-c", COMPILES], capture_output=True, text=True, env=environment)
-    assert ran.stdout.split() == ["False", "True", "False", "True", "True", "mine"], ran.stderr
+    before, recorded, own, after = (
+        ["False", "True", "False"],
+        ["False", "True"] * 2,
+        ["False", "True"],
+        ["True", "False"],
+    )
+    assert ran.stdout.split() == [*before, *recorded, *own, *after, "mine", "now"], ran.stderr
 
 
 COMBINES = """

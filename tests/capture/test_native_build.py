@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 
@@ -23,6 +24,32 @@ def test_a_compiler_that_does_not_end_is_none(tmp_path, monkeypatch, script):
     monkeypatch.setattr(native_build, "LIMIT_S", 0.2)
     with pytest.raises(native_build.Unavailable, match=r"hangs does not end within 0\.2 s"):
         native_build.build([source])
+
+
+@pytest.fixture
+def one(tmp_path, monkeypatch):
+    """The source of a small library; the cache is a folder of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "one.cpp").write_text('extern "C" int one() { return 1; }')
+    return tmp_path / "one.cpp"
+
+
+def test_a_damaged_library_is_built_again(one):
+    built = native_build.build([one])
+    assert native_build.build([one]) == built
+    with built.open("r+b") as file:
+        file.truncate(built.stat().st_size // 2)
+    assert ctypes.CDLL(str(native_build.build([one]))).one() == 1
+
+
+def test_a_library_that_was_built_before_needs_no_compiler(one, tmp_path, monkeypatch):
+    built = native_build.build([one])
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert native_build.build([one]) == built
+    one.write_text('extern "C" int one() { return 2; }')
+    with pytest.raises(native_build.Unavailable, match=r"no C\+\+ compiler"):
+        native_build.build([one])
 
 
 @pytest.fixture

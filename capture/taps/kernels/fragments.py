@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from kcap.capture.hooks.patching import Methods
 from kcap.version import __version__
 
 # Another text of this file is another comment.
+TAG = "cache_key_tag"  # the key of torch's caches since 2.7
 CACHE_TAG = f"kcap-{__version__}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}"
 
 
@@ -104,13 +104,16 @@ class Annotations:
         self.trouble = ""  # for the tap's health
 
     def install(self) -> None:
-        self._methods.when_imported("torch.compiler.config", _tag)
+        self._methods.when_imported("torch.compiler.config", self._hook_tag)
         self._methods.when_imported(self._module, self._hook)
 
     def uninstall(self) -> None:
         self._methods.undo()
-        if config := sys.modules.get("torch.compiler.config"):
-            _untag(config)
+
+    def _hook_tag(self, config: Any) -> None:
+        if self._methods.on and hasattr(config, TAG):
+            self._methods.around(type(config), "__getattr__", _read_tagged)
+            self._methods.around(type(config), "__setattr__", _set_untagged)
 
     def _hook(self, module: ModuleType) -> None:
         owner = getattr(module, self._scheduling, None)
@@ -126,14 +129,14 @@ class Annotations:
         return name
 
 
-def _tag(config: Any) -> None:
-    if CACHE_TAG not in getattr(config, "cache_key_tag", CACHE_TAG):  # the key of torch's caches since 2.7
-        config.cache_key_tag += CACHE_TAG
+def _read_tagged(original: Callable[..., Any], config: Any, name: str) -> Any:
+    """Where it is read: what is set counts in the thread that sets it alone, and a program may set a tag of its own."""
+    value = original(config, name)
+    return value + CACHE_TAG if name == TAG and CACHE_TAG not in value else value
 
 
-def _untag(config: Any) -> None:
-    if CACHE_TAG in getattr(config, "cache_key_tag", ""):
-        config.cache_key_tag = config.cache_key_tag.replace(CACHE_TAG, "")
+def _set_untagged(original: Callable[..., None], config: Any, name: str, value: Any) -> None:
+    original(config, name, value.replace(CACHE_TAG, "") if name == TAG and isinstance(value, str) else value)
 
 
 def annotate(name: str, nodes: Any) -> None:
