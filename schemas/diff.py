@@ -84,8 +84,11 @@ def _share(count: int, total: int) -> float:
 
 
 def diff_calls(a: Iterable[Call], b: Iterable[Call]) -> Diff:
-    """Calls by `call_key`: how they are numbered and ordered does not matter."""
-    return _diff(_calls(a), _calls(b), {})
+    """Calls by `call_key`: how they are numbered and ordered does not matter. What fused kernels stand for may be told
+    in other words, but not in one alone."""
+    a, b = list(a), list(b)
+    told = [{_key(call) for call in calls if call.launch and call.launch.fragment} for calls in (a, b)]
+    return _diff(_calls(a), _calls(b), {key: ["fragment"] for key in told[0] ^ told[1]})
 
 
 def diff_datasets(a: Dataset, b: Dataset) -> Diff:
@@ -136,13 +139,17 @@ def _by_name(entries: Iterable[Entry]) -> Counter[str]:
 def _calls(calls: Iterable[Call]) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     for call in calls:
-        key = f"{call_key(call)} {call.kind}"
+        key = _key(call)
         counts = _count_by_place(call.counts)
         if key in entries:
             counts = counts + Counter(entries[key].counts)
         counted = sum(counts.values()) if call.kind == "kernel" and call.work else 0
         entries[key] = Entry(call.operator, call_signature(call), counts, counted)
     return entries
+
+
+def _key(call: Call) -> str:
+    return f"{call_key(call)} {call.kind}"
 
 
 def _count_by_place(counts: Iterable[Count]) -> Counter[str]:

@@ -216,7 +216,7 @@ def test_forwards_in_halves_on_other_threads_leave_a_recording_that_says_so(
     assert [module.UBatchWrapper()._run_ubatches(n) for n in range(2)] == [(0,), (1,)]
     recording = finished(window, tmp_path)
     (failure,) = failures(recording)
-    assert "--enable-dbo" in failure.detail
+    assert "enable_dbo" in failure.detail
     assert not recording.metadata.complete
 
 

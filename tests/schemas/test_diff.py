@@ -16,7 +16,7 @@ from kcap.schemas.flashinfer.definition import (
     SafetensorsInput,
     Workload,
 )
-from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, write_recording
+from kcap.schemas.recording.recording import Argument, Call, Count, Launch, Metadata, write_recording
 from kcap.schemas.recording.values import TensorSpec
 
 
@@ -63,6 +63,17 @@ def test_counts_differ_by_phase_rank_and_mode_though_their_sum_does_not(compare)
     assert diff["changed"][0]["a"] == {"decode 0 eager": 3}
     assert diff["changed"][0]["b"] == {"decode 0 eager": 2, "decode 0 graph": 1}
     assert diff["names"] == []
+
+
+def test_a_kernel_whose_operators_one_does_not_tell_differs(compare):
+    told, lacking = (
+        call("triton::add", decode(2), launch=Launch(kernel="k.py", function="add", fragment=file))
+        for file in ("f.txt", None)
+    )
+    status, found = compare([told], [lacking])
+    assert (status, found["equal"]) == (1, False)
+    assert [changed["fields"] for changed in found["changed"]] == [["fragment"]]
+    assert compare([told], [told])[0] == 0
 
 
 def test_operators_are_summed_with_their_shares(compare):

@@ -58,7 +58,7 @@ GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 BACKEND = "vllm.compilation.backends"
 PROCESSES = "vllm.v1.executor.multiproc_executor"
 HALVES = "vllm.v1.worker.gpu_ubatch_wrapper"
-IN_HALVES = "vLLM runs forwards in halves on threads of their own (--enable-dbo), which are not recorded"
+IN_HALVES = "vLLM runs forwards in halves on threads of their own (enable_dbo), which are not recorded"
 WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
 STARTING = {  # what a worker does before its window opens
     "load_model": "loading weights",
