@@ -22,7 +22,9 @@ out = Path(sys.argv[1])
 x, model = torch.ones(2, 16), torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU()).eval()
 with torch.no_grad():
     exported = torch.export.export(model, (x,))
-    path = torch._inductor.aoti_compile_and_package(exported, package_path=str(out / "gated.pt2"))
+    with kcap.record(out / "compiling.kcap"):
+        path = torch._inductor.aoti_compile_and_package(exported, package_path=str(out / "gated.pt2"))
+        torch.relu(x)
     before = torch._inductor.aoti_load_package(path)
     torch._inductor.config.cpp_wrapper = True
     with kcap.record(out / "package.kcap"):
@@ -57,6 +59,10 @@ def test_each_run_of_a_package_is_a_call_of_its_inputs(package: Recording) -> No
     assert runs["gated"].args[1].value == [TensorSpec((2, 16), "float32")]
     assert package.metadata.complete
     assert health(package, "aot_inductor").detail == "3 runs of AOTInductor packages"
+
+
+def test_what_compiling_a_package_runs_is_no_call(directory: Path) -> None:
+    assert [call.operator for call in kcap.load(directory / "compiling.kcap").kernels()] == ["aten::relu"]
 
 
 def test_what_a_package_dispatches_is_its_detail(package: Recording) -> None:

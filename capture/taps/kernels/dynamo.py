@@ -1,4 +1,4 @@
-"""Dynamo: what it runs to compile a function is no call of the program, and may be in a cache at the next start."""
+"""Dynamo, AOTInductor: what they run to compile is no call of the program, and may be in a cache at the next start."""
 
 from __future__ import annotations
 
@@ -11,19 +11,32 @@ from kcap.capture.taps.external import contained
 from kcap.capture.taps.kernels.launches import CompiledKernels
 
 RUNS = "CUDAGRAPH_RECORDING"  # runs the function for good as its graph is recorded
+AHEAD = ("aot_compile", "aoti_compile_and_package")
 
 
 class Dynamo(CompiledKernels):
-    """Wraps what torch calls around each of its compilations: of a frame, or of a backward at its first use."""
+    """Wraps what torch calls around each of its compilations (of a frame, or of a backward at its first use), and what
+    compiles a program ahead of time."""
 
     name = "dynamo"
 
     def _hook_all(self) -> None:
         self._methods.when_imported("torch._dynamo.callback", self._hook)
+        self._methods.when_imported("torch._inductor", self._hook_ahead)
 
     @contained
     def _hook(self, module: ModuleType) -> None:
         self._methods.around(module.CompilationCallbackHandler, "install_callbacks", self._compiles)
+
+    @contained
+    def _hook_ahead(self, module: ModuleType) -> None:
+        for name in AHEAD:
+            if hasattr(module, name):
+                self._methods.around(module, name, self._compiles_ahead)
+
+    def _compiles_ahead(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.listener.ignoring():
+            return original(*args, **kwargs)
 
     def _health(self) -> tuple[str, str]:
         return "ok", ""
