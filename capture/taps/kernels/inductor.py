@@ -13,7 +13,15 @@ from typing import Any
 from kcap.capture.hooks.identity import ByIdentity
 from kcap.capture.taps.external import MOST_LAUNCHES, Externals, contained
 from kcap.capture.taps.kernels.fragments import Annotations, bound_in, fragment_of
-from kcap.capture.taps.kernels.launches import ABSENT, CompiledKernels, Launches, Specialization, keep_fragment, picker
+from kcap.capture.taps.kernels.launches import (
+    ABSENT,
+    CompiledKernels,
+    Launches,
+    Specialization,
+    keep_fragment,
+    picker,
+    untold_text,
+)
 
 NOTHING = -2  # in the place of a launch: a grid of no blocks, which launches nothing
 
@@ -197,7 +205,7 @@ class InductorCpp(CompiledKernels):
 
     def __init__(self, listener: Externals) -> None:
         super().__init__(listener)
-        self.kernels = self.lost = 0
+        self.kernels = self.lost = self.untold = 0
         self._annotations = Annotations("torch._inductor.codegen.cpp", "CppScheduling")
         self._rebound: list[tuple[ModuleType, str, Any, Any]] = []
 
@@ -237,7 +245,7 @@ class InductorCpp(CompiledKernels):
             return "off", f"{self.lost} calls of kernels that were compiled before recording began are not recorded"
         if not self.kernels:
             return "absent", "inductor compiled no C++ kernel"
-        return "ok", f"{self.kernels} kernels{self._annotations.trouble}"
+        return "ok", f"{self.kernels} kernels{untold_text(self.untold)}{self._annotations.trouble}"
 
     def _bind(self, original: Callable[..., Any], compiler: Any, argtypes: list[str], source: str) -> Any:
         from torch._inductor.codecache import LambdaFuture
@@ -266,7 +274,7 @@ class InductorCpp(CompiledKernels):
 
     @contained
     def _bound(self, kernel: _CppKernel, run: Callable[..., Any], caller: FrameType) -> None:
-        kernel.bound(bound_in(caller, run))
+        self.untold += not kernel.bound(bound_in(caller, run))
 
     @contained
     def _launched(self, kernel: _CppKernel, args: tuple[Any, ...]) -> None:
@@ -284,10 +292,11 @@ class _CppKernel:
         self.name: str | None = None
         self._fragment: str | None = None
 
-    def bound(self, binding: tuple[Mapping[str, Any], str] | None) -> None:
-        """Take the name, and what the generated code that binds the kernel there says of it."""
+    def bound(self, binding: tuple[Mapping[str, Any], str] | None) -> bool:
+        """Take the name, and what the generated code that binds the kernel there says of it: whether it does."""
         self.name = _human_name(binding[1]) if binding else "fused"
         self._fragment = fragment_of(*binding) if binding else None
+        return self._fragment is not None
 
     def numbers(self, listener: Externals) -> tuple[int, int | None]:
         if self._numbers is None:

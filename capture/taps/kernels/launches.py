@@ -123,16 +123,19 @@ class Launches:
         self.unread: dict[str, str] = {}  # kernel -> why its source could not be read
         self._named: set[str] = set()  # kernels of which it was told whose they are
         self.kernels = self.lost = 0
+        self.untold = 0  # kernels of inductor's of which nothing tells what they stand for
 
-    def kernel(self, fn: Any, parameters: Parameters, fragment: Fragment = lambda: None) -> Kernel:
+    def kernel(self, fn: Any, parameters: Parameters, fragment: Fragment | None = None) -> Kernel:
         """The kernel that the `@triton.jit` function `fn` is; `parameters` names its parameters and constexprs.
 
-        `fragment` finds the ATen operators that it stands for, where inductor tells.
+        `fragment` finds the ATen operators that a kernel of inductor's stands for.
         """
         kernel = self._kernels.get(fn)
         if kernel is None:
-            kernel = self._kernels[fn] = self._read(fn, *parameters(), fragment())
+            told = fragment() if fragment else None
+            kernel = self._kernels[fn] = self._read(fn, *parameters(), told)
             self.kernels += 1
+            self.untold += fragment is not None and told is None
         return kernel
 
     def compiled(self, fn: Any, name: str | None) -> None:
@@ -208,7 +211,7 @@ class Launches:
 
     def health(self) -> tuple[str, str]:
         """Status and detail of the tap that sees these kernels."""
-        summary = f"{self.kernels} kernels{self.unread_text()}"
+        summary = f"{self.kernels} kernels{self.unread_text()}{untold_text(self.untold)}"
         if self.lost:
             return "off", f"{summary}; {self.lost} launches are not recorded: too many different ones"
         return "ok", summary
@@ -219,6 +222,11 @@ class Launches:
             return ""
         name, reason = next(iter(self.unread.items()))
         return f", {len(self.unread)} without a source ({name}: {reason})"
+
+
+def untold_text(kernels: int) -> str:
+    """What to say of kernels of inductor's whose comments are not there: they were compiled without kcap."""
+    return f", {kernels} without the ATen operators that they stand for" if kernels else ""
 
 
 def keep_fragment(listener: Externals, fragment: str | None) -> dict[str, str]:
