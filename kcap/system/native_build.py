@@ -47,6 +47,13 @@ def build(sources: Sequence[Path], extra: Sequence[str] = ()) -> Path:
     ends with its content's hash: a damaged one, which would end the process that loads it, is built again. Where there
     is no compiler, any one's will do.
     """
+    try:
+        return _cached_or_built(sources, extra)
+    except OSError as error:
+        raise Unavailable(f"{sources[0].name} cannot be compiled: {error}") from None
+
+
+def _cached_or_built(sources: Sequence[Path], extra: Sequence[str]) -> Path:
     folder, stem = cache_folder(), f"{sources[0].stem}-{_key(sources, extra)}"
     try:
         cxx = compiler()
@@ -59,19 +66,23 @@ def build(sources: Sequence[Path], extra: Sequence[str] = ()) -> Path:
         return cached
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f"{stem}.{os.getpid()}.tmp"
-    done = _run(_command(cxx, sources[0], partial, extra))
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").splitlines()
-        lines = [line for line in said if "error" in line] or ["no message"]
-        raise Unavailable(f"{sources[0].name} does not compile with {cxx}: {lines[0][:200]}")
-    return partial.replace(folder / f"{stem}-{_digest(partial.read_bytes())}.so")
+    try:
+        done = _run(_command(cxx, sources[0], partial, extra))
+        if done.returncode != 0:
+            said = done.stderr.decode(errors="replace").splitlines()
+            lines = [line for line in said if "error" in line] or ["no message"]
+            raise Unavailable(f"{sources[0].name} does not compile with {cxx}: {lines[0][:200]}")
+        return partial.replace(folder / f"{stem}-{_digest(partial.read_bytes())}.so")
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def _cached(folder: Path, stem: str) -> Path | None:
     """The library in `folder` whose name begins with `stem` and which is whole."""
     for library in sorted(folder.glob(f"{stem}.so")):
         with suppress(OSError):
-            if library.stem.endswith(f"-{_digest(library.read_bytes())}"):
+            if library.is_file() and library.stem.endswith(f"-{_digest(library.read_bytes())}"):
                 return library
     return None
 

@@ -18,7 +18,17 @@ from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import Session
 from kcap.capture.shards.counts import KERNELS
 from kcap.capture.taps.external import Externals
-from kcap.capture.taps.kernels.fragments import HEAD, LINE, Annotations, annotate, bound_in, fragment_file, fragment_of
+from kcap.capture.taps.kernels.fragments import (
+    CACHE_TAG,
+    HEAD,
+    LINE,
+    Annotations,
+    CacheTag,
+    annotate,
+    bound_in,
+    fragment_file,
+    fragment_of,
+)
 from kcap.capture.taps.kernels.launches import Kernel, Launches
 from kcap.errors import FormatError
 from kcap.schemas.merge.recordings import merge_recordings
@@ -155,7 +165,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch._dynamo.utils import counters
 
-from kcap.capture.taps.kernels.fragments import Annotations
+from kcap.capture.taps.kernels.fragments import CacheTag
 
 
 def is_hit():
@@ -172,14 +182,12 @@ def in_thread():
 
 torch.compiler.config.cache_key_tag = "mine"
 found = [is_hit(), is_hit(), in_thread()]
-both = [Annotations(f"torch._inductor.codegen.{name}", f"{name.title()}Scheduling") for name in ("triton", "cpp")]
-for each in both:
-    each.install()
+tag = CacheTag()
+tag.install()
 found += [is_hit(), is_hit(), in_thread(), in_thread()]
 torch.compiler.config.cache_key_tag += " now"
 found += [is_hit(), is_hit()]
-for each in both:
-    each.uninstall()
+tag.uninstall()
 found += [in_thread(), is_hit()]
 print(*found, torch.compiler.config.cache_key_tag)
 """
@@ -196,6 +204,18 @@ def test_what_is_compiled_while_recorded_is_cached_apart(tmp_path: Path) -> None
         ["True", "False"],
     )
     assert ran.stdout.split() == [*before, *recorded, *own, *after, "mine", "now"], ran.stderr
+
+
+def test_what_torch_compiles_ahead_of_a_start_lies_apart_while_recorded() -> None:
+    from torch._dynamo.package import DynamoCache
+
+    plain, tag = DynamoCache.path_prefix(), CacheTag()
+    tag.install()
+    try:
+        assert Path(DynamoCache.path_prefix()) == Path(plain, CACHE_TAG)
+    finally:
+        tag.uninstall()
+    assert DynamoCache.path_prefix() == plain
 
 
 COMBINES = """

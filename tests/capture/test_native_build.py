@@ -34,6 +34,24 @@ def one(tmp_path, monkeypatch):
     return tmp_path / "one.cpp"
 
 
+@pytest.mark.parametrize("script", ["#!/bin/sh\nexit 0\n", "#!/nowhere/sh\n"])
+def test_a_compiler_that_makes_nothing_is_none(one, tmp_path, monkeypatch, script):
+    (tmp_path / "c++").write_text(script)
+    (tmp_path / "c++").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
+    with pytest.raises(native_build.Unavailable, match=r"^one\.cpp cannot be compiled: "):
+        native_build.build([one])
+
+
+def test_a_folder_in_a_librarys_place_is_told(one):
+    built = native_build.build([one])
+    built.unlink()
+    built.mkdir()
+    with pytest.raises(native_build.Unavailable, match="directory"):
+        native_build.build([one])
+    assert list(built.parent.iterdir()) == [built]
+
+
 def test_a_damaged_library_is_built_again(one):
     built = native_build.build([one])
     assert native_build.build([one]) == built

@@ -1,4 +1,4 @@
-"""Dynamo, AOTInductor: what they run to compile is no call of the program, and may be in a cache at the next start."""
+"""What Dynamo and inductor run to compile is no call of the program, and may be in a cache at the next start."""
 
 from __future__ import annotations
 
@@ -7,34 +7,44 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from kcap.capture.taps.external import contained
+from kcap.capture.taps.external import Externals, contained
+from kcap.capture.taps.kernels.fragments import CacheTag
 from kcap.capture.taps.kernels.launches import CompiledKernels
 
 RUNS = "CUDAGRAPH_RECORDING"  # runs the function for good as its graph is recorded
-AHEAD = ("aot_compile", "aoti_compile_and_package")
+DIRECT = ("compile", "standalone_compile", "aot_compile", "aoti_compile_and_package")
 
 
 class Dynamo(CompiledKernels):
     """Wraps what torch calls around each of its compilations (of a frame, or of a backward at its first use), and what
-    compiles a program ahead of time."""
+    compiles a graph that Dynamo did not trace. What they compile is cached apart."""
 
     name = "dynamo"
 
+    def __init__(self, listener: Externals) -> None:
+        super().__init__(listener)
+        self._tag = CacheTag()
+
     def _hook_all(self) -> None:
         self._methods.when_imported("torch._dynamo.callback", self._hook)
-        self._methods.when_imported("torch._inductor", self._hook_ahead)
+        self._methods.when_imported("torch._inductor", self._hook_direct)
+        self._tag.install()
+
+    def uninstall(self) -> None:
+        super().uninstall()
+        self._tag.uninstall()
 
     @contained
     def _hook(self, module: ModuleType) -> None:
         self._methods.around(module.CompilationCallbackHandler, "install_callbacks", self._compiles)
 
     @contained
-    def _hook_ahead(self, module: ModuleType) -> None:
-        for name in AHEAD:
+    def _hook_direct(self, module: ModuleType) -> None:
+        for name in DIRECT:
             if hasattr(module, name):
-                self._methods.around(module, name, self._compiles_ahead)
+                self._methods.around(module, name, self._compiles_directly)
 
-    def _compiles_ahead(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _compiles_directly(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self.listener.ignoring():
             return original(*args, **kwargs)
 

@@ -2,8 +2,8 @@
 
 torch writes that comment above its Triton kernels. While a kernel is compiled `annotate` adds what the comment leaves
 out, and writes one above C++ kernels. So that whatever is read from a cache has it, too, what is compiled here is
-cached apart from what is compiled without kcap: by CACHE_TAG in torch's own caches, in folders of that name in an
-engine's.
+cached apart from what is compiled without kcap: by CACHE_TAG in the keys of torch's own caches, in folders of that name
+in an engine's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from kcap.capture.hooks.patching import Methods
 from kcap.version import __version__
 
 # Another text of this file is another comment.
-TAG = "cache_key_tag"  # the key of torch's caches since 2.7
 CACHE_TAG = f"kcap-{__version__}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}"
 
 
@@ -104,16 +103,10 @@ class Annotations:
         self.trouble = ""  # for the tap's health
 
     def install(self) -> None:
-        self._methods.when_imported("torch.compiler.config", self._hook_tag)
         self._methods.when_imported(self._module, self._hook)
 
     def uninstall(self) -> None:
         self._methods.undo()
-
-    def _hook_tag(self, config: Any) -> None:
-        if self._methods.on and hasattr(config, TAG):
-            self._methods.around(type(config), "__getattr__", _read_tagged)
-            self._methods.around(type(config), "__setattr__", _set_untagged)
 
     def _hook(self, module: ModuleType) -> None:
         owner = getattr(module, self._scheduling, None)
@@ -129,14 +122,34 @@ class Annotations:
         return name
 
 
-def _read_tagged(original: Callable[..., Any], config: Any, name: str) -> Any:
-    """Where it is read: what is set counts in the thread that sets it alone, and a program may set a tag of its own."""
-    value = original(config, name)
-    return value + CACHE_TAG if name == TAG and CACHE_TAG not in value else value
+class CacheTag:
+    """Has torch keep what is compiled meanwhile apart from what is compiled without kcap."""
 
+    def __init__(self) -> None:
+        self._methods = Methods()
 
-def _set_untagged(original: Callable[..., None], config: Any, name: str, value: Any) -> None:
-    original(config, name, value.replace(CACHE_TAG, "") if name == TAG and isinstance(value, str) else value)
+    def install(self) -> None:
+        self._methods.when_imported("torch._inductor.codecache", self._hook_keys)
+        self._methods.when_imported("torch._dynamo.package", self._hook_folder)
+
+    def uninstall(self) -> None:
+        self._methods.undo()
+
+    def _hook_keys(self, module: ModuleType) -> None:
+        if details := getattr(module, "FxGraphHashDetails", None):  # AOTAutograd's are a subclass
+            self._methods.around(details, "__init__", self._init)
+
+    def _hook_folder(self, module: ModuleType) -> None:
+        cache = getattr(module, "DiskDynamoCache", None)
+        if hasattr(cache, "path_prefix"):
+            self._methods.around(cache, "path_prefix", self._path_prefix)
+
+    def _init(self, original: Callable[..., None], details: Any, *args: Any, **kwargs: Any) -> None:
+        original(details, *args, **kwargs)
+        details.kcap = CACHE_TAG  # of the key is whatever it has
+
+    def _path_prefix(self, original: Callable[..., str], cache: Any) -> str:
+        return str(Path(original(cache), CACHE_TAG))
 
 
 def annotate(name: str, nodes: Any) -> None:
