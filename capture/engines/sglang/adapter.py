@@ -228,7 +228,7 @@ class Steps:
     def transferred(self, original: Around, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """A server that only prefills is done with a request once its cache has gone to another."""
         requests = original(*args, **kwargs)
-        self._guarded(self._note_finished, requests)
+        self._guarded(self._note_finished, requests or ())
         return requests
 
     def _note_finished(self, requests: Any) -> None:

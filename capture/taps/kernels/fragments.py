@@ -146,7 +146,7 @@ class CacheTag:
 
     def _init(self, original: Callable[..., None], details: Any, *args: Any, **kwargs: Any) -> None:
         original(details, *args, **kwargs)
-        details.kcap = CACHE_TAG  # of the key is whatever it has
+        details.kcap = CACHE_TAG  # the key is made of all that it holds
 
     def _path_prefix(self, original: Callable[..., str], cache: Any) -> str:
         return str(Path(original(cache), CACHE_TAG))
