@@ -15,6 +15,7 @@ import pytest
 from shard_lines import MATRIX, Line, call, step_lines, write_shard
 
 from kcap.capture.fold.recording import fold_session
+from kcap.capture.hooks.patching import Methods
 from kcap.capture.session import Session
 from kcap.capture.shards.counts import KERNELS
 from kcap.capture.taps.external import Externals
@@ -23,11 +24,11 @@ from kcap.capture.taps.kernels.fragments import (
     HEAD,
     LINE,
     Annotations,
-    CacheTag,
     annotate,
     bound_in,
     fragment_file,
     fragment_of,
+    keep_apart,
 )
 from kcap.capture.taps.kernels.launches import Kernel, Launches
 from kcap.errors import FormatError
@@ -165,7 +166,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch._dynamo.utils import counters
 
-from kcap.capture.taps.kernels.fragments import CacheTag
+from kcap.capture.hooks.patching import Methods
+from kcap.capture.taps.kernels.fragments import keep_apart
 
 
 def is_hit():
@@ -182,12 +184,12 @@ def in_thread():
 
 torch.compiler.config.cache_key_tag = "mine"
 found = [is_hit(), is_hit(), in_thread()]
-tag = CacheTag()
-tag.install()
+methods = Methods()
+keep_apart(methods)
 found += [is_hit(), is_hit(), in_thread(), in_thread()]
 torch.compiler.config.cache_key_tag += " now"
 found += [is_hit(), is_hit()]
-tag.uninstall()
+methods.undo()
 found += [in_thread(), is_hit()]
 print(*found, torch.compiler.config.cache_key_tag)
 """
@@ -209,12 +211,12 @@ def test_what_is_compiled_while_recorded_is_cached_apart(tmp_path: Path) -> None
 def test_what_torch_compiles_ahead_of_a_start_lies_apart_while_recorded() -> None:
     from torch._dynamo.package import DynamoCache
 
-    plain, tag = DynamoCache.path_prefix(), CacheTag()
-    tag.install()
+    plain, methods = DynamoCache.path_prefix(), Methods()
+    keep_apart(methods)
     try:
         assert Path(DynamoCache.path_prefix()) == Path(plain, CACHE_TAG)
     finally:
-        tag.uninstall()
+        methods.undo()
     assert DynamoCache.path_prefix() == plain
 
 

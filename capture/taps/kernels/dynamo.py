@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from kcap.capture.taps.external import Externals, contained
-from kcap.capture.taps.kernels.fragments import CacheTag
+from kcap.capture.taps.external import contained
+from kcap.capture.taps.kernels.fragments import keep_apart
 from kcap.capture.taps.kernels.launches import CompiledKernels
 
 RUNS = "CUDAGRAPH_RECORDING"  # runs the function for good as its graph is recorded
@@ -21,18 +21,10 @@ class Dynamo(CompiledKernels):
 
     name = "dynamo"
 
-    def __init__(self, listener: Externals) -> None:
-        super().__init__(listener)
-        self._tag = CacheTag()
-
     def _hook_all(self) -> None:
         self._methods.when_imported("torch._dynamo.callback", self._hook)
         self._methods.when_imported("torch._inductor", self._hook_direct)
-        self._tag.install()
-
-    def uninstall(self) -> None:
-        super().uninstall()
-        self._tag.uninstall()
+        keep_apart(self._methods)
 
     @contained
     def _hook(self, module: ModuleType) -> None:
@@ -42,11 +34,7 @@ class Dynamo(CompiledKernels):
     def _hook_direct(self, module: ModuleType) -> None:
         for name in DIRECT:
             if hasattr(module, name):
-                self._methods.around(module, name, self._compiles_directly)
-
-    def _compiles_directly(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.listener.ignoring():
-            return original(*args, **kwargs)
+                self._methods.around(module, name, self._ignored)
 
     def _health(self) -> tuple[str, str]:
         return "ok", ""

@@ -122,34 +122,29 @@ class Annotations:
         return name
 
 
-class CacheTag:
-    """Has torch keep what is compiled meanwhile apart from what is compiled without kcap."""
+def keep_apart(methods: Methods) -> None:
+    """Have torch keep what is compiled, until `methods` are undone, apart from what is compiled without kcap."""
 
-    def __init__(self) -> None:
-        self._methods = Methods()
-
-    def install(self) -> None:
-        self._methods.when_imported("torch._inductor.codecache", self._hook_keys)
-        self._methods.when_imported("torch._dynamo.package", self._hook_folder)
-
-    def uninstall(self) -> None:
-        self._methods.undo()
-
-    def _hook_keys(self, module: ModuleType) -> None:
+    def hook_keys(module: ModuleType) -> None:
         if details := getattr(module, "FxGraphHashDetails", None):  # AOTAutograd's are a subclass
-            self._methods.around(details, "__init__", self._init)
+            methods.around(details, "__init__", _tag)
 
-    def _hook_folder(self, module: ModuleType) -> None:
+    def hook_folder(module: ModuleType) -> None:
         cache = getattr(module, "DiskDynamoCache", None)
         if hasattr(cache, "path_prefix"):
-            self._methods.around(cache, "path_prefix", self._path_prefix)
+            methods.around(cache, "path_prefix", _own_folder)
 
-    def _init(self, original: Callable[..., None], details: Any, *args: Any, **kwargs: Any) -> None:
-        original(details, *args, **kwargs)
-        details.kcap = CACHE_TAG  # the key is made of all that it holds
+    methods.when_imported("torch._inductor.codecache", hook_keys)
+    methods.when_imported("torch._dynamo.package", hook_folder)
 
-    def _path_prefix(self, original: Callable[..., str], cache: Any) -> str:
-        return str(Path(original(cache), CACHE_TAG))
+
+def _tag(original: Callable[..., None], details: Any, *args: Any, **kwargs: Any) -> None:
+    original(details, *args, **kwargs)
+    details.kcap = CACHE_TAG  # the key is made of all that it holds
+
+
+def _own_folder(original: Callable[..., str], cache: Any) -> str:
+    return str(Path(original(cache), CACHE_TAG))
 
 
 def annotate(name: str, nodes: Any) -> None:

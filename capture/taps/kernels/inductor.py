@@ -46,7 +46,7 @@ class Inductor(CompiledKernels):
     def _hook(self, module: ModuleType) -> None:
         self._methods.around(module.CachingAutotuner, "run", self._run)
         for tuning in ("autotune_to_one_config", "coordinate_descent_tuning"):
-            self._methods.around(module.CachingAutotuner, tuning, self._tune)
+            self._methods.around(module.CachingAutotuner, tuning, self._ignored)
         self._hooked = True
 
     def uninstall(self) -> None:
@@ -68,10 +68,6 @@ class Inductor(CompiledKernels):
         result = original(tuner, *args, **kwargs)  # which picks the configuration first
         self._launched(tuner, args)
         return result
-
-    def _tune(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        with self.listener.ignoring():
-            return original(tuner, *args, **kwargs)
 
     @contained
     def _launched(self, tuner: Any, args: tuple[Any, ...]) -> None:

@@ -45,6 +45,11 @@ class CompiledKernels:
     def health(self) -> tuple[str, str]:
         return self._health() if self.on else ("failed", "")
 
+    def _ignored(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Around what compiles or tunes: nothing that it runs is recorded."""
+        with self.listener.ignoring():
+            return original(*args, **kwargs)
+
     def _hook_all(self) -> None:
         raise NotImplementedError
 

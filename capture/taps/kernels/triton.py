@@ -38,7 +38,7 @@ class Triton(CompiledKernels):
         for module, kind, method, around in (
             ("triton.runtime.jit", "JITFunction", "run", self._run),
             ("triton.runtime.interpreter", "InterpretedFunction", "run", self._interpret),
-            ("triton.runtime.autotuner", "Autotuner", "_bench", self._bench),
+            ("triton.runtime.autotuner", "Autotuner", "_bench", self._ignored),
             ("triton.compiler.compiler", "CompiledKernel", "__getitem__", self._compiled),
         ):
             self._methods.when_imported(module, functools.partial(self._hook, kind=kind, method=method, around=around))
@@ -54,10 +54,6 @@ class Triton(CompiledKernels):
         self._seen = True
 
     # ---- around Triton's own ----
-
-    def _bench(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.listener.ignoring():
-            return original(*args, **kwargs)
 
     def _listens(self, warmup: Any) -> bool:
         return not warmup and self.listener.listening
