@@ -16,12 +16,14 @@ from kcap.schemas.recording.signature import call_key, call_signature
 @dataclass(frozen=True)
 class Entry:
     """A Call or a Definition. `counts`: invocations by `phase rank mode`, a Definition's Workloads under `workloads`;
-    `counted`: how many of them are part of the total (a region's are not, nor a view's)."""
+    `counted`: how many of them are part of the total (a region's are not, nor a view's). `told`: of a fused kernel,
+    whether the operators that it stands for are."""
 
     name: str
     detail: str
     counts: Mapping[str, int]
     counted: int
+    told: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return {"name": self.name, "detail": self.detail, "counts": dict(self.counts)}
@@ -86,9 +88,9 @@ def _share(count: int, total: int) -> float:
 def diff_calls(a: Iterable[Call], b: Iterable[Call]) -> Diff:
     """Calls by `call_key`: how they are numbered and ordered does not matter. What fused kernels stand for may be told
     in other words, but not in one alone."""
-    a, b = list(a), list(b)
-    told = [{_key(call) for call in calls if call.launch and call.launch.fragment} for calls in (a, b)]
-    return _diff(_calls(a), _calls(b), {key: ["fragment"] for key in told[0] ^ told[1]})
+    first, second = _calls(a), _calls(b)
+    differ = [key for key in first.keys() & second.keys() if first[key].told != second[key].told]
+    return _diff(first, second, {key: ["fragment"] for key in differ})
 
 
 def diff_datasets(a: Dataset, b: Dataset) -> Diff:
@@ -139,17 +141,13 @@ def _by_name(entries: Iterable[Entry]) -> Counter[str]:
 def _calls(calls: Iterable[Call]) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     for call in calls:
-        key = _key(call)
-        counts = _count_by_place(call.counts)
+        key = f"{call_key(call)} {call.kind}"
+        counts, told = _count_by_place(call.counts), bool(call.launch and call.launch.fragment)
         if key in entries:
-            counts = counts + Counter(entries[key].counts)
+            counts, told = counts + Counter(entries[key].counts), told or entries[key].told
         counted = sum(counts.values()) if call.kind == "kernel" and call.work else 0
-        entries[key] = Entry(call.operator, call_signature(call), counts, counted)
+        entries[key] = Entry(call.operator, call_signature(call), counts, counted, told)
     return entries
-
-
-def _key(call: Call) -> str:
-    return f"{call_key(call)} {call.kind}"
 
 
 def _count_by_place(counts: Iterable[Count]) -> Counter[str]:
