@@ -58,11 +58,11 @@ def _cached_or_built(sources: Sequence[Path], extra: Sequence[str]) -> Path:
     try:
         cxx = compiler()
     except Unavailable:
-        if cached := _cached(folder, f"{stem}-*"):
+        if cached := _cached(folder, stem):
             return cached
         raise
     stem = f"{stem}-{_digest(_run([cxx, '--version']).stdout)}"
-    if cached := _cached(folder, f"{stem}-*"):
+    if cached := _cached(folder, stem):
         return cached
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f"{stem}.{os.getpid()}.tmp"
@@ -80,7 +80,7 @@ def _cached_or_built(sources: Sequence[Path], extra: Sequence[str]) -> Path:
 
 def _cached(folder: Path, stem: str) -> Path | None:
     """The library in `folder` whose name begins with `stem` and which is whole."""
-    for library in sorted(folder.glob(f"{stem}.so")):
+    for library in sorted(folder.glob(f"{stem}-*.so")):
         with suppress(OSError):
             if library.is_file() and library.stem.endswith(f"-{_digest(library.read_bytes())}"):
                 return library

@@ -123,8 +123,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         session = Session(directory, framework="vLLM", model=args.model)
         session.write()
-        os.environ |= {**adapter.FRAMEWORK.environment, SESSION_VARIABLE: str(session.file)}
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ |= {**adapter.FRAMEWORK.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        os.environ[SESSION_VARIABLE] = str(session.file)
         bench = Bench(args, session)
         results = {batch: measure(bench, batch, args) for batch in args.batch or (16, 256)}
         bench.llm.llm_engine.engine_core.shutdown()  # while its ranks' folder is there
