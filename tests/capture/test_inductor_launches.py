@@ -294,7 +294,7 @@ def test_a_kernel_from_inductors_cache_has_the_source_that_it_was_compiled_from(
     revived = pickle.loads(pickle.dumps(compiled))
     assert revived._hash_lock is None
     CachingAutotuner(revived, [config(XBLOCK=64)], {"grid_type": "Grid1D"}, {}).run(X, Y, 1000, stream=0)
-    assert tap.health() == ("ok", "2 kernels") and not heard.failures
+    assert tap.health()[1].startswith("2 kernels") and not heard.failures
     assert len(heard.sources) == 1 and heard.launched_with == 2 * [(0, 0, (X, Y, 1000))]
 
 
