@@ -99,7 +99,7 @@ def offline(model: Path, kcap_record: Kcap) -> Kcap:
 
 
 @pytest.fixture(scope="session")
-def generate(model: Path, environment: dict[str, str]) -> Callable[..., list[list[int]]]:
+def generate(model: Path, one_process: dict[str, str]) -> Callable[..., list[list[int]]]:
     """`generate(directory, prompts, …)`: the tokens that vLLM generates, recorded if `recorded` is set."""
 
     def run(
@@ -116,8 +116,8 @@ def generate(model: Path, environment: dict[str, str]) -> Callable[..., list[lis
             "outputs": str(directory / "outputs.json"),
         }
         (directory / "job.json").write_text(json.dumps(job))
-        recorder = {**own_caches(environment), SESSION_VARIABLE: str(session.file)}
-        env = {**environment, **(recorder if recorded else {})}
+        recorder = {**own_caches(one_process), SESSION_VARIABLE: str(session.file)}
+        env = {**one_process, **(recorder if recorded else {})}
         command = [sys.executable, "-m", "kcap.capture.engines.vllm.offline", str(directory / "job.json")]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
         assert ran.returncode == 0, ran.stderr

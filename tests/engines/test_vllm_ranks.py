@@ -49,7 +49,7 @@ Generated = Callable[[bool], tuple[Tokens, Path]]
 
 @pytest.fixture(scope="module")
 def generated(
-    generate: Callable[..., Tokens], environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    generate: Callable[..., Tokens], one_process: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Generated]:
     """`generated(recorded)`: the tokens of two ranks, and where their Recording is."""
 
@@ -59,7 +59,7 @@ def generated(
         return generate(directory, PROMPTS, OUTPUT, recorded, **arguments), directory / "out"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(environment, "VLLM_CPU_OMP_THREADS_BIND", f"{CORES[0]}|{CORES[1]}")
+        patch.setitem(one_process, "VLLM_CPU_OMP_THREADS_BIND", f"{CORES[0]}|{CORES[1]}")
         yield run
 
 
