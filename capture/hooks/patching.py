@@ -101,14 +101,22 @@ class Methods:
 
     def around(self, owner: Any, name: str, around: Around) -> None:
         """Have `owner.name(self, …)` call `around(original, self, …)`; AttributeError if there is no such method."""
+
+        def made(original: Callable[..., Any]) -> Callable[..., Any]:
+            def replacement(*args: Any, **kwargs: Any) -> Any:
+                return around(original, *args, **kwargs) if self.on else original(*args, **kwargs)
+
+            return replacement
+
+        self.replace(owner, name, made)
+
+    def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Put `make(original)` in the place of `owner.name`: for a method that is called often, with many arguments,
+        which pass one function less. What is made has to see for itself whether this is `on`."""
         own, found = owner.__dict__.get(name), inspect.getattr_static(owner, name)
         kind = type(found) if isinstance(found, classmethod | staticmethod) else None
         original = found.__func__ if kind else found
-
-        @functools.wraps(original)
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs) if self.on else original(*args, **kwargs)
-
+        replacement = functools.wraps(original)(make(original))
         placed = kind(replacement) if kind else replacement
         setattr(owner, name, placed)
 

@@ -357,7 +357,8 @@ def test_a_function_that_names_its_kernels_itself_is_known_by_these_names() -> N
     tap.launches._kernels[fn] = Kernel(0, [], [], {"function": "matmul"})
     for name in ("matmul_bf16", "matmul_bf16", "matmul", "matmul_fp8"):
         compiled = SimpleNamespace(name=name)
-        assert tap._run(lambda *args, result=compiled, **kwargs: result, fn, grid=(1,), warmup=False) is compiled
+        run = tap._running(lambda *args, result=compiled, **kwargs: result)
+        assert run(fn, grid=(1,), warmup=False) is compiled
     assert told == [("matmul_bf16", "matmul"), ("matmul_fp8", "matmul")]
 
 

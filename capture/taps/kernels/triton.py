@@ -35,8 +35,8 @@ class Triton(CompiledKernels):
         self._seen = False
 
     def _hook_all(self) -> None:
+        self._methods.when_imported("triton.runtime.jit", self._hook_run)
         for module, kind, method, around in (
-            ("triton.runtime.jit", "JITFunction", "run", self._run),
             ("triton.runtime.interpreter", "InterpretedFunction", "run", self._interpret),
             ("triton.runtime.autotuner", "Autotuner", "_bench", self._ignored),
             ("triton.compiler.compiler", "CompiledKernel", "__getitem__", self._compiled),
@@ -49,6 +49,11 @@ class Triton(CompiledKernels):
         return self.launches.health()
 
     @contained
+    def _hook_run(self, module: ModuleType) -> None:
+        self._methods.replace(module.JITFunction, "run", self._running)
+        self._seen = True
+
+    @contained
     def _hook(self, module: ModuleType, kind: str, method: str, around: Callable[..., Any]) -> None:
         self._methods.around(getattr(module, kind), method, around)
         self._seen = True
@@ -58,19 +63,26 @@ class Triton(CompiledKernels):
     def _listens(self, warmup: Any) -> bool:
         return not warmup and self.listener.listening
 
-    def _run(self, original: Callable[..., Any], fn: Any, *args: Any, grid: Any, warmup: Any, **kwargs: Any) -> Any:
-        if not self._listens(warmup):
-            return original(fn, *args, grid=grid, warmup=warmup, **kwargs)
+    def _running(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`JITFunction.run`, around `original`."""
 
-        def seen(bound: dict[str, Any]) -> Any:
-            size = grid(bound) if callable(grid) else grid
-            self._launched(fn, bound, size, kwargs)
-            return size
+        def run(fn: Any, *args: Any, **kwargs: Any) -> Any:
+            grid = kwargs.get("grid")
+            if grid is None or not (self.on and self._listens(kwargs.get("warmup"))):
+                return original(fn, *args, **kwargs)
 
-        compiled = original(fn, *args, grid=seen, warmup=warmup, **kwargs)
-        if getattr(fn, "_repr", None) is not None:
-            self._named(fn, compiled)
-        return compiled
+            def seen(bound: dict[str, Any]) -> Any:
+                size = grid(bound) if callable(grid) else grid
+                self._launched(fn, bound, size, kwargs)
+                return size
+
+            kwargs["grid"] = seen
+            compiled = original(fn, *args, **kwargs)
+            if getattr(fn, "_repr", None) is not None:
+                self._named(fn, compiled)
+            return compiled
+
+        return run
 
     def _interpret(
         self, original: Callable[..., Any], fn: Any, *args: Any, grid: Any, warmup: Any, **kwargs: Any
