@@ -60,8 +60,11 @@ def _imported(name: str, module: ModuleType) -> None:
 def activate(name: str) -> None:
     """Hook the engine that the adapter `name` knows."""
     global _name
-    if not os.environ.get("KCAP_SESSION") or _name == name or _name not in (None, YIELDING):
+    session = os.environ.get("KCAP_SESSION")
+    if not session or _name == name or _name not in (None, YIELDING):
         return
+    if name == YIELDING and not os.path.exists(session):
+        return  # a daemon that outlived the session, or what it started
     _name = name
     try:
         from kcap.capture import engines
@@ -72,7 +75,7 @@ def activate(name: str) -> None:
         with contextlib.suppress(Exception):
             from kcap.capture.session import Session, failure_line
 
-            Session(os.path.dirname(os.environ["KCAP_SESSION"])).note(failure_line("window", error))
+            Session(os.path.dirname(session)).note(failure_line("window", error))
 
 
 def _own_window(name: str) -> Window:

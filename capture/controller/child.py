@@ -181,10 +181,12 @@ def _details(lines: list[str], column: int) -> list[str]:
 class SignalLog:
     """While it lasts these signals are noted, and do nothing else; SIGHUP goes on to be ignored if it was (nohup).
 
-    `raised`: an error that a signal raises at once, where nothing is to be ended in order.
+    `raised`: an error that a signal raises at once, where nothing is to be ended in order. `answer`: what is said
+    of one that ends nothing.
     """
 
     raised: KcapError | None = None
+    answer = ""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
@@ -199,6 +201,9 @@ class SignalLog:
         self._signals.append(number)
         if number == signal.SIGHUP:
             _drop_terminal()
+        if self.answer:
+            with contextlib.suppress(OSError):
+                os.write(STANDARD_ERROR, f"kcap: {self.answer}\n".encode())  # print may be under way
         if self.raised is not None:
             raise self.raised
 

@@ -104,7 +104,10 @@ def _sizes(file: Path | None) -> tuple[int | None, int | None]:
         config = orjson.loads(file.read_bytes())
     except ValueError as error:
         raise CallError(f"{file}: {error}") from None
-    text = config.get("text_config") or config
+    if not isinstance(config, dict):
+        raise CallError(f"{file}: it holds no JSON object")
+    text = config.get("text_config")
+    text = text if isinstance(text, dict) and text else config
     layers, *contexts = (text.get(key) for key in ("num_hidden_layers", *CONTEXT_KEYS))
     context = next((size for size in contexts if isinstance(size, int)), None)
     return layers if isinstance(layers, int) else None, context

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from kcap.capture.shards.counts import LAYER_NAMES, MAX_EXACT
+from kcap.capture.shards.counts import LAYER_NAMES
 from kcap.capture.shards.lines import CallLine, DriftLine, RegionLine, ShapesLine
 from kcap.capture.shards.reader import Shard
 from kcap.schemas.recording.operators import does_work
@@ -107,17 +107,22 @@ class Fold:
         return call if does_work(call) == call.work else call.model_copy(update={"work": does_work(call)})
 
 
+MOST_NOTES = 8  # of operators whose calls are counted together
+
+
 def rounded_notes(calls: Iterable[Call]) -> list[str]:
-    """Which operators ran more signatures than are kept apart."""
+    """Which operators ran more signatures than are kept apart; the first of them, where they are many."""
     rounded: dict[str, list[int]] = defaultdict(list)
     for call in calls:
         if call.shapes > 1:
             rounded[call.operator].append(call.shapes)
-    return [
-        f"{operator}: beyond {MAX_EXACT} calls, {sum(shapes):,} more are counted in {len(shapes):,}, by the powers of"
-        " two that their sizes lie between; each has the arguments of the first"
+    notes = [
+        f"{operator}: beside the calls kept apart, {sum(shapes):,} more are counted in {len(shapes):,}, by the powers"
+        " of two that their sizes lie between; each has the arguments of the first"
         for operator, shapes in rounded.items()
     ]
+    left = len(notes) - MOST_NOTES
+    return notes if left <= 0 else [*notes[:MOST_NOTES], f"so it is with the calls of {left} further operators"]
 
 
 def _opened_wrappers(shard: Shard) -> set[str]:

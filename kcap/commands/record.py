@@ -295,7 +295,7 @@ def _check_engine_log(path: Path | None, apart: bool, output: Path) -> None:
         return
     if not apart:
         raise CallError("--engine-log: of --model or a --client only; a COMMAND's output is yours: 2>&1 | tee FILE")
-    if output.absolute() in path.absolute().parents:
+    if output.absolute() in (path.absolute(), *path.absolute().parents):
         raise CallError(f"--engine-log {path}: put it outside of {output}, which is replaced as a whole")
     if path.exists() and not path.is_file():
         raise CallError(f"--engine-log {path}: give a regular file")

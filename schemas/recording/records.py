@@ -186,8 +186,9 @@ class Call(Record):
     `vllm_custom_op::silu_and_mul` (one of its CustomOp classes: the arguments of `forward`, then the module's own
     parameters, buffers and plain attributes by their names). `parent` is the operator of the region around it. `work`
     is False for views and allocations: kernels of no work, hidden unless asked for. `shapes`: of how many distinct
-    signatures the counts are. It is more than 1 only where one process ran over 256 of the operator: of those beyond,
-    the ones whose sizes lie between the same powers of two are one Call, and `args` are those of the first.
+    signatures the counts are. It is more than 1 only where one process ran over 256 of the operator, or 65,536 in all:
+    of those beyond, the ones whose sizes lie between the same powers of two are one Call, and `args` are those of the
+    first. Those from before a number was taken for one that changes at each call may count twice in it.
     """
 
     id: int = Field(ge=0)

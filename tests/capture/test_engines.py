@@ -104,6 +104,16 @@ def test_an_activation_that_fails_leaves_the_engine_alone(
     assert "kcap: not recording this process: FileNotFoundError" in capsys.readouterr().err
 
 
+def test_a_program_that_outlived_its_session_hears_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A daemon, or what it starts."""
+    monkeypatch.setenv("KCAP_SESSION", str(tmp_path / "gone.json"))
+    monkeypatch.setattr(activate, "_name", None)
+    activate.activate("pytorch")
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_rank_whose_activation_fails_makes_the_recording_partial(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

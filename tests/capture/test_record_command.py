@@ -84,8 +84,9 @@ class TestAWrongCall:
         failed(kcap("record", "--model", tmp_path, "-o", tmp_path / "out"), 2, "no config.json")
 
     def test_config_that_is_no_json(self, kcap: Kcap, tmp_path: Path) -> None:
-        (tmp_path / "config.json").write_text("{")
-        failed(kcap("record", "--model", tmp_path, "-o", tmp_path / "out"), 2, "config.json")
+        for text, why in (("{", ""), ("[1, 2]", "no JSON object"), ("null", "no JSON object")):
+            (tmp_path / "config.json").write_text(text)
+            failed(kcap("record", "--model", tmp_path, "-o", tmp_path / "out"), 2, f"{tmp_path}/config.json", why)
 
     def test_unknown_framework_lists_those_that_are_known(self, kcap: Kcap, tmp_path: Path) -> None:
         ran = kcap("record", *TINY, "--framework", "Triton", "-o", tmp_path / "out")
@@ -133,6 +134,7 @@ class TestAWrongCall:
             ("no/log", "No such file"),
             ("pipe", "a regular file"),
             ("out/log", "outside of"),
+            ("out", "outside of"),
             ("", "file"),
         ):
             ran = kcap("record", *TINY, "--engine-log", tmp_path / log, "-o", tmp_path / "out")

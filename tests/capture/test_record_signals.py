@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import kcap as kcap_package
+from kcap.capture.controller.child import SignalLog
 
 STEPS = """
 import os, signal, sys, time
@@ -64,6 +65,15 @@ def record_signalled(
         [sys.executable, "-m", "kcap", *words], capture_output=True, text=True, timeout=120, preexec_fn=before
     )
     return ran.returncode, kcap_package.load(tmp_path / "out").metadata.notes
+
+
+def test_a_signal_that_ends_nothing_is_answered(capfd: pytest.CaptureFixture[str]) -> None:
+    with SignalLog(signal.SIGTERM) as log:
+        os.kill(os.getpid(), signal.SIGTERM)
+        log.answer = "it is being written"
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert capfd.readouterr().err == "kcap: it is being written\n"
+    assert log.insists
 
 
 def test_a_recording_is_finished_when_its_terminal_is_gone(tmp_path: Path) -> None:

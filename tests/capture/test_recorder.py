@@ -12,8 +12,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
+from kcap.capture.fold.calls import rounded_notes
 from kcap.capture.shards.counts import MAX_EXACT
 from kcap.schemas.recording.recording import Call, Recording
+from kcap.schemas.recording.records import Count
 
 Record = Callable[..., Recording]
 Counted = Callable[[Recording], dict[str, int]]
@@ -317,7 +319,17 @@ def test_many_shapes_of_one_operator_are_counted_by_size(recorder: str, record: 
     assert {sample.call for sample in samples} == sampled.keys()
     for sample in samples:  # of the first of a size alone
         assert [tuple(recording.value(tensor).shape) for tensor in sample.tensors.values()] == sampled[sample.call]
-    assert any("beyond 256 calls, 200 more are counted in 2" in note for note in recording.metadata.notes)
+    assert any("beside the calls kept apart, 200 more are counted in 2" in note for note in recording.metadata.notes)
+
+
+def test_notes_of_many_shapes_are_of_the_first_operators() -> None:
+    calls = [
+        Call(id=number, operator=f"own::o{number // 2}", counts=[Count(phase="decode", count=9)], shapes=3)
+        for number in range(40)
+    ]
+    *named, last = rounded_notes(calls)
+    assert [note.split(": ")[0] for note in named] == [f"own::o{number}" for number in range(8)]
+    assert "6 more are counted in 2" in named[0] and last == "so it is with the calls of 12 further operators"
 
 
 def shapes_of(call: Call) -> list[tuple[int, ...]]:
