@@ -19,7 +19,7 @@ from kcap.capture.shards.counts import (
     STEPS,
     TRACED,
 )
-from kcap.capture.shards.lines import GroupLine, NoteLine, ProcessLine, TapLine, WindowLine
+from kcap.capture.shards.lines import CallLine, GroupLine, NoteLine, ProcessLine, TapLine, WindowLine
 from kcap.capture.shards.reader import Shard
 from kcap.schemas.recording.recording import PHASES, Call, Metadata, Tap
 from kcap.schemas.recording.records import REPLICA, Rank, RecordedPlan, totals
@@ -86,7 +86,7 @@ def make_metadata(
         totals=totals(calls),
         dropped={name: total for name, total in dropped.items() if total},
         windows=counted_windows(recording),
-        notes=sorted({*_shard_notes(recording), *session_notes(session, shards), *notes}),
+        notes=sorted({*_shard_notes(shards), *session_notes(session, shards), *notes}),
     )
 
 
@@ -104,18 +104,26 @@ def _is_whole(shard: Shard) -> bool:
     """Whether the process closed its shard with nothing failed or torn, and nothing run that no tap records."""
     if shard.damaged or any(line.status in ("off", "failed") for line in shard.lines(TapLine)):
         return False
-    return not shard.process or (bool(shard.header(CLOSED)) and not shard.header(FAILED))
+    return not _recorded(shard) or (bool(shard.header(CLOSED)) and not shard.header(FAILED))
+
+
+def _recorded(shard: Shard) -> bool:
+    """Whether its process came to record: what it left may have lost the line that says so."""
+    return bool(shard.process or shard.lines(CallLine))
 
 
 def _shard_notes(shards: list[Shard]) -> list[str]:
     notes = []
-    for shard in shards:
-        process = f"rank {shard.rank} (process {shard.pid})"
+    for shard in filter(_recorded, shards):
+        process = f"rank {shard.rank} (process {shard.pid})" if shard.process else shard.stem.name
         notes += [f"{line.name}: {line.detail}" for line in shard.lines(TapLine) if line.status == "off"]
         if shard.process and shard.process.recorder_reason:
             notes.append(f"not the native recorder: {shard.process.recorder_reason}")
-        if not shard.header(CLOSED):
-            notes.append(f"{process} ended without closing: every step that had ended is here")
+        if shard.unread:
+            notes.append(f"{process}: nothing of it is counted: its counters cannot be read ({shard.unread})")
+        elif not shard.header(CLOSED):
+            lost = "what the torn lines tell is missing" if shard.damaged else "every step that had ended is here"
+            notes.append(f"{process} ended without closing: {lost}")
         if shard.damaged:
             notes.append(f"{process}: {len(shard.damaged)} torn lines left out")
     return notes

@@ -1,4 +1,4 @@
-"""Reads a shard: its lines by their kind, its counters. A line that is torn or damaged is left out, and named.
+"""Reads a shard: its lines by their kind, its counters. What is torn or damaged is left out, and named.
 
 Torn last lines are expected, not errors: a process may be killed while it writes one.
 """
@@ -23,11 +23,13 @@ L = TypeVar("L", bound=Line)
 
 @dataclass
 class Shard:
-    """One process's lines with its counters. `damaged`: file, line and reason of each line that was left out."""
+    """One process's lines with its counters. `damaged`: file, line and reason of each line that was left out;
+    `unread`: why there are no counters."""
 
     stem: Path
     counts: Counts | None = None
     damaged: list[str] = field(default_factory=list)
+    unread: str = ""
     by_kind: dict[type[Line], list[Any]] = field(default_factory=dict)
 
     def lines(self, kind: type[L]) -> list[L]:
@@ -60,9 +62,14 @@ class Shard:
 
 
 def read_shards(directory: Path) -> list[Shard]:
-    """The shards in a session's directory, in a fixed order."""
+    """The shards in a session's directory, in a fixed order; of one without the line that says of which process it is,
+    nothing is counted."""
     with _collector_paused():
-        return [read_shard(stem) for stem in stems(directory)]
+        shards = [read_shard(stem) for stem in stems(directory)]
+    for shard in shards:
+        if shard.process is None and shard.counts is not None:
+            shard.counts, shard.unread = None, "no line says of which rank they are"
+    return shards
 
 
 @contextmanager
@@ -96,8 +103,8 @@ def read_shard(stem: Path) -> Shard:
                     shard.by_kind.setdefault(type(line), []).append(line)
     try:
         shard.counts = Counts(stem.with_name(stem.name + ".counts"))
-    except (OSError, ValueError):
-        shard.counts = None
+    except (OSError, ValueError) as error:
+        shard.unread = str(error)
     return shard
 
 

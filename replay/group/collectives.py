@@ -44,6 +44,8 @@ SYMMETRIC = {
 }
 FUSED_WORKSPACE = "TRTLLMAllReduceFusionWorkspace"  # another is by multicast, which not every machine has
 FUSED_PATTERNS = range(6)  # FlashInfer's AllReduceFusionPattern: alone, with a norm, with that quantized
+UNLIKE = frozenset(f"c10d::{name}" for name in "send recv_ recv_any_source_ gather_ scatter_".split())
+PEERS_UNKNOWN = "its ranks are given different things, and it tells only its own"
 REPLAYED = frozenset(f"{namespace}::{name}" for namespace, names in SYMMETRIC.items() for name in names.split())
 
 
@@ -108,7 +110,8 @@ def resolve_collective(call: Call, peers: Peers) -> tuple[Operator, ReplayRule]:
     if group.size != peers.size:
         raise Skip(f"its group has {group.size} ranks, and this one {peers.size}")
     if call.operator.split(".")[0] not in REPLAYED:
-        raise Skip("kcap does not know how to call this collective")
+        unlike = call.operator.split(".")[0] in UNLIKE
+        raise Skip(PEERS_UNKNOWN if unlike else "kcap does not know how to call this collective")
     if call.namespace == "pynccl":
         return communicator_method(call, peers), CollectiveRule(group, peers, ["group"])
     if call.namespace == "flashinfer":

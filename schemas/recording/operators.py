@@ -137,11 +137,11 @@ MAY_COPY = frozenset(
 
 NO_WORK = frozenset(  # those that compute a dtype run on the host, as a step of another operator
     f"aten::{name}" for name in "detach_ requires_grad_ resize_ set_ promote_types result_type can_cast".split()
-)
+) | {"_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"}
 
 
 def does_work(call: Call) -> bool:
-    """False for views, allocations and what computes a dtype.
+    """False for views, allocations, waits for a collective, and what computes a dtype.
 
     And where `contiguous`, `reshape` or `to` return their input. A `reshape` of strided memory is taken for a copy,
     though some of them are views.

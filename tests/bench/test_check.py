@@ -95,6 +95,7 @@ def collectives(size: int) -> list[Call]:
         ("all_gather_into_tensor", gathered),
         ("all_reduce", reduced),
         ("all_reduce_", reduced),
+        ("all_reduce", {**reduced, "reduce_op": "max"}),
         ("reduce_scatter_tensor", scattered),
     )
     return [
@@ -112,7 +113,7 @@ def test_a_collective_is_checked_by_as_many_processes_as_its_group_had(size: int
     derived = derive_calls(contents.calls, METADATA)
     with Checkers(contents, CheckTarget(device="cpu")) as checkers:
         checks = list(check_references(checkers, derived))
-    kinds = {"all_reduce", "all_gather", "reduce_scatter"}
+    kinds = {"all_reduce", "all_reduce_max", "all_gather", "reduce_scatter"}
     assert {check.definition for check in checks} == {f"{kind}_ws{size}_h{HIDDEN}" for kind in kinds}
     assert {check.operator.split("::")[1] for check in checks} >= {"all_gather_into_tensor", "all_reduce"}
     assert {check.status for check in checks} == {"agrees"}, checks

@@ -110,7 +110,23 @@ def test_counts_cut_anywhere_open_and_are_partial(size: int, whole: Path, tmp_pa
 def test_missing_counts_open_and_are_partial(whole: Path, tmp_path: Path) -> None:
     session, stem = copied(whole, tmp_path / "shards")
     stem.with_suffix(".counts").unlink()
-    assert not opened(session, tmp_path / "out").metadata.complete
+    metadata = opened(session, tmp_path / "out").metadata
+    assert not metadata.complete
+    (note,) = (note for note in metadata.notes if "counters" in note)
+    assert note.startswith(f"rank 0 (process {read_shard(stem).pid}): nothing of it is counted: its counters cannot")
+    assert not any("every step" in note for note in metadata.notes)
+
+
+def test_of_a_shard_that_lost_its_first_line_nothing_is_counted(whole: Path, tmp_path: Path) -> None:
+    """It says which rank its counts are of."""
+    session, stem = copied(whole, tmp_path / "shards")
+    file = stem.with_suffix(".jsonl")
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(line for line in lines if b'"t":"process"' not in line))
+    recording = opened(session, tmp_path / "out")
+    assert not recording.metadata.complete and not recording.metadata.steps
+    assert not any(call.total for call in recording.calls)
+    assert any(f"{stem.name}: nothing of it is counted" in note for note in recording.metadata.notes)
 
 
 def test_a_torn_last_line_is_left_out_and_said(whole: Path, tmp_path: Path) -> None:

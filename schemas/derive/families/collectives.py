@@ -2,8 +2,9 @@
 
 One rank's call holds its own tensor alone. A Definition's input stacks those of all ranks [world_size, num_tokens,
 hidden_size], because a reference computes only from what it is passed; of the other ranks only the shape is known, so
-their values are random. Calls whose group's size was not recorded are declined, and so are `c10d::allreduce_` and
-`c10d::_reduce_scatter_base_`, whose operation (a sum, a maximum) is an object that no Recording holds.
+their values are random. A gather moves nothing in one process: its input may be returned, and that takes no time.
+Calls whose group's size was not recorded are declined, and so are `c10d::allreduce_` and `c10d::_reduce_scatter_base_`,
+whose operation (a sum, a maximum) is an object that no Recording holds.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from kcap.schemas.derive.kernel import (
 )
 from kcap.schemas.recording.values import Group
 
-SUM = """import torch
+REDUCED = """import torch
 
 
 @torch.no_grad()
 def run(inputs):
     assert inputs.shape[::2] == ({ranks}, {h})
-    return inputs.to(torch.float32).sum(dim=0).to(inputs.dtype)
+    return {reduced}
 """
 
 SUM_AND_NORM = """import torch
@@ -71,8 +72,16 @@ PART = """import torch
 @torch.no_grad()
 def run(inputs, rank):
     assert inputs.shape[:2] == ({ranks}, {ranks}) and inputs.shape[3] == {h}
-    return inputs[:, rank].to(torch.float32).sum(dim=0).to(inputs.dtype)
+    inputs = inputs[:, rank]
+    return {reduced}
 """
+REDUCTIONS = {  # c10d's, by their names: what the tensors of the ranks become, and what that is called
+    "sum": ("inputs.to({wide}).sum(dim=0).to(inputs.dtype)", "sum"),
+    "avg": ("inputs.to({wide}).mean(dim=0).to(inputs.dtype)", "mean"),
+    "product": ("inputs.to({wide}).prod(dim=0).to(inputs.dtype)", "product"),
+    "max": ("inputs.amax(dim=0)", "maximum"),
+    "min": ("inputs.amin(dim=0)", "minimum"),
+}
 OF_RANK = ("num_tokens", "hidden_size")
 OF_ALL = ("world_size", *OF_RANK)
 
@@ -144,17 +153,25 @@ def all_reduce_by_nccl(call: Invocation) -> KernelInstance:
 
 @family("all_reduce", "_c10d_functional::all_reduce", "_c10d_functional::all_reduce_")
 def all_reduce_functional(call: Invocation) -> KernelInstance:
-    if call["reduce_op"] != "sum":
-        raise Unrecognized("no sum")
-    return all_reduce(call, call.tensor("input"), lambda: call.result)
+    return all_reduce(call, call.tensor("input"), lambda: call.result, call["reduce_op"])
 
 
-def all_reduce(call: Invocation, x: torch.Tensor, output: LazyValue) -> KernelInstance:
-    """`x`: [..., hidden_size] of this rank, leading dimensions joined."""
-    h = x.shape[-1]
-    description = "The sum of the tensors of {ranks} ranks; each of them gets it."
+def all_reduce(call: Invocation, x: torch.Tensor, output: LazyValue, operation: str = "sum") -> KernelInstance:
+    """`x`: [..., hidden_size] of this rank, leading dimensions joined; a number is one of one."""
+    h = x.shape[-1] if x.dim() else 1
+    reduced, of = reduction(operation, x.dtype)
+    description = f"The {of} of the tensors of {{ranks}} ranks; each of them gets it."
     result = lazy_arg(x.dtype, OF_RANK, lambda: output().reshape(-1, h))
-    return collective(call, "all_reduce", x.reshape(-1, h), OF_RANK, result, SUM, description)
+    kind = "all_reduce" if operation == "sum" else f"all_reduce_{operation}"
+    return collective(call, kind, x.reshape(-1, h), OF_RANK, result, REDUCED, description, reduced=reduced)
+
+
+def reduction(operation: str, dtype: torch.dtype) -> tuple[str, str]:
+    """What makes one tensor of `inputs`, those of all ranks, as Python text; and what that is called."""
+    if operation not in REDUCTIONS or dtype == torch.bool or (operation == "avg" and not dtype.is_floating_point):
+        raise Unrecognized(f"it reduces by {operation}")
+    text, name = REDUCTIONS[operation]
+    return text.format(wide="torch.float32" if dtype.is_floating_point else dtype), name
 
 
 @family("all_gather", "_C::shm_all_gather")
@@ -229,6 +246,7 @@ def all_gather_together(call: Invocation, own: list[torch.Tensor], whole: list[t
         inputs=inputs,
         outputs=outputs,
         reference=STACKS.format(stacks=", ".join(inputs), clones=", ".join(f"{stack}.clone()" for stack in inputs)),
+        in_place=tuple(zip(inputs, outputs, strict=True)),
         description=f"Each tensor of {ranks} ranks, one rank after the other; each of them gets all.",
         flops=0,
         touched=lambda: sum((1 + ranks) * total_bytes(x) for x in own),
@@ -237,9 +255,7 @@ def all_gather_together(call: Invocation, own: list[torch.Tensor], whole: list[t
 
 @family("reduce_scatter", "_c10d_functional::reduce_scatter_tensor")
 def reduce_scatter_functional(call: Invocation) -> KernelInstance:
-    if call["reduce_op"] != "sum":
-        raise Unrecognized("no sum")
-    return reduce_scatter(call, call.tensor("input"), lambda: call.result)
+    return reduce_scatter(call, call.tensor("input"), lambda: call.result, operation=call["reduce_op"])
 
 
 @family("reduce_scatter", "pynccl::reduce_scatter")
@@ -263,15 +279,19 @@ def reduce_scatter_along_dim(call: Invocation) -> KernelInstance:
     return reduce_scatter(call, x, lambda: call.result, along_rows=last == 0 or call["dim"] in (-1, last))
 
 
-def reduce_scatter(call: Invocation, x: torch.Tensor, output: LazyValue, along_rows: bool = False) -> KernelInstance:
+def reduce_scatter(
+    call: Invocation, x: torch.Tensor, output: LazyValue, along_rows: bool = False, operation: str = "sum"
+) -> KernelInstance:
     """`x`: what this rank adds to each rank's part, one part after the other, `along_rows` within each row."""
     group = group_of(call)
+    reduced, of = reduction(operation, x.dtype)
     h = x.shape[-1] // group.size if along_rows else x.shape[-1]
     parts = x.reshape(-1, group.size, h).transpose(0, 1) if along_rows else x.reshape(group.size, -1, h)
-    description = "The sum of the tensors of {ranks} ranks, of which each of them gets its own part."
+    description = f"The {of} of the tensors of {{ranks}} ranks, of which each of them gets its own part."
     result = lazy_arg(x.dtype, OF_RANK, lambda: output().reshape(-1, h))
     rank = {"rank": scalar_arg(group.rank, "int32", "The rank whose part it is.")}
-    return collective(call, "reduce_scatter", parts, OF_ALL, result, PART, description, rank)
+    kind = "reduce_scatter" if operation == "sum" else f"reduce_scatter_{operation}"
+    return collective(call, kind, parts, OF_ALL, result, PART, description, rank, reduced)
 
 
 def collective(
@@ -283,9 +303,10 @@ def collective(
     reference: str,
     description: str,
     scalars: Mapping[str, TensorArg] | None = None,
+    reduced: str = "",
 ) -> KernelInstance:
-    """`x`: of this rank, [..., num_tokens, hidden_size], with `axes`. Each element of an output is a sum
-    over the ranks, but of a gather's."""
+    """`x`: of this rank, [..., num_tokens, hidden_size], with `axes`. Each element of an output is what `reduced` makes
+    of the ranks', but of a gather's."""
     ranks, (tokens, h) = group_of(call).size, x.shape[-2:]
     rows = tokens * (ranks if "world_size" in (output.shape or ()) else 1)
     return KernelInstance(
@@ -294,9 +315,10 @@ def collective(
         axes={"world_size": ranks, "num_tokens": None, "hidden_size": h},
         inputs={"inputs": tensor_arg(x.expand(ranks, *x.shape), "world_size", *axes), **(scalars or {})},
         outputs={"output": output},
-        reference=reference.format(ranks=ranks, h=h),
+        reference=reference.format(ranks=ranks, h=h, reduced=reduced),
         description=description.format(ranks=ranks),
-        flops=0 if kind == "all_gather" else (ranks - 1) * rows * h,
+        flops=(ranks - 1) * rows * h if reduced else 0,
+        in_place=() if reduced else (("inputs", "output"),),
         touched=lambda: total_bytes(x) + rows * h * x.itemsize,
     )
 

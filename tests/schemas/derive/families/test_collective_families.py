@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from agreement import agrees, checked, declined, kernel_of, randn
 
@@ -50,7 +51,56 @@ def test_groups_of_unknown_size_and_other_operations_are_declined():
     assert declined("vllm::all_reduce", tensor=x, group_name="tp:0")
     assert declined("_C::shm_allreduce", handle=0, data=x)
     assert declined("_C_custom_ar::all_reduce", fa=288115136, inp=x, out=x, reg_buffer=0, reg_buffer_sz_bytes=0)
-    assert declined("_c10d_functional::all_reduce", input=x, reduce_op="max", group_name=TP2)
+    assert declined("_c10d_functional::all_reduce", input=x, reduce_op="bor", group_name=TP2)
+    whole = torch.empty(8, 4096, dtype=torch.int64, device="meta")
+    assert declined("_c10d_functional::all_reduce", input=whole, reduce_op="avg", group_name=TP2)
+    assert declined("_c10d_functional::all_reduce", input=whole.bool(), reduce_op="sum", group_name=TP2)
+
+
+REDUCED = {
+    "sum": lambda stacked: stacked.sum(0),
+    "avg": lambda stacked: stacked.mean(0),
+    "product": lambda stacked: stacked.prod(0),
+    "max": lambda stacked: stacked.max(0).values,
+    "min": lambda stacked: stacked.min(0).values,
+}
+
+
+@pytest.mark.parametrize("operation", REDUCED)
+def test_each_operation_has_a_definition_of_its_own(operation: str) -> None:
+    named = "" if operation == "sum" else f"_{operation}"
+    for dtype in (torch.bfloat16, torch.float32, *([] if operation == "avg" else [torch.int64])):
+        stacked = (100 * randn(3, 5, 8).double()).to(dtype) + (0 if dtype.is_floating_point else 1 << 40)
+        result = REDUCED[operation](stacked.double() if dtype.is_floating_point else stacked).to(dtype)
+        group = {"reduce_op": operation, "group_name": Group(3, 1)}
+        kernel = kernel_of("_c10d_functional::all_reduce", input=stacked[0], **group)
+        assert kernel.name.startswith(f"all_reduce{named}_") and not checked(kernel).written_inputs
+        run = compile_reference(kernel.reference, kernel.name)
+        torch.testing.assert_close(run(stacked), result)
+        parts = stacked.reshape(3, 5, 8).repeat_interleave(3, 1)[:, :9]  # three for each of three ranks
+        scattered = kernel_of("_c10d_functional::reduce_scatter_tensor", input=parts[0], group_size=3, **group)
+        assert scattered.name.startswith(f"reduce_scatter{named}_")
+        run = compile_reference(scattered.reference, scattered.name)
+        wide = parts.double() if dtype.is_floating_point else parts
+        torch.testing.assert_close(run(parts.reshape(3, 3, 3, 8), 1), REDUCED[operation](wide)[3:6].to(dtype))
+
+
+def test_a_number_is_reduced_as_one_element() -> None:
+    loss = torch.tensor(3.5)
+    kernel = kernel_of("_c10d_functional::all_reduce", input=loss, reduce_op="sum", group_name=TP2)
+    assert checked(kernel).name == "all_reduce_fp32_ws2_h1"
+    run = compile_reference(kernel.reference, kernel.name)
+    assert run(torch.tensor([[[1.0]], [[2.5]]])).tolist() == [[3.5]]
+
+
+def test_what_a_gather_is_given_may_be_returned() -> None:
+    """In one process it moves nothing: a Solution that returns it is as fast as the reference, and no faster."""
+    x = randn(3, 8)
+    gather = kernel_of("_C::shm_all_gather", handle=TP2, data=x, output=x.repeat(2, 1))
+    assert checked(gather).written_inputs == {"inputs": "output"}
+    both = {"input_tensor": [x, x], "output_tensor": [x.repeat(2, 1)] * 2}
+    together = kernel_of("pynccl::all_gather", group=TP2, **both)
+    assert checked(together).written_inputs == {"inputs_0": "output_0", "inputs_1": "output_1"}
 
 
 def test_gathered_parts_lie_one_after_the_other_by_rank_or_within_each_row():
@@ -95,7 +145,7 @@ def test_a_scatter_of_what_is_no_sum_or_lies_in_between_is_declined():
     named = kernel_of("_c10d_functional::reduce_scatter_tensor", reduce_op="sum", **scatter).name
     output = {"output": randn(3, 8), "input": scatter["input"], "group_name": TP2}
     assert named == kernel_of("sglang::reg_reduce_scatter_tensor", **output).name == "reduce_scatter_ws2_h8"
-    assert declined("_c10d_functional::reduce_scatter_tensor", reduce_op="max", **scatter)
+    assert declined("_c10d_functional::reduce_scatter_tensor", reduce_op="bor", **scatter)
     assert declined("vllm::reduce_scatter", tensor=randn(2, 4, 8), dim=1, world_size=2, group_name=TP2)
 
 
