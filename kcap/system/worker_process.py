@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, TypedDict, cast
@@ -26,6 +27,7 @@ from kcap.system.native_build import cache_folder
 
 CRASHED = "crashed: "  # how the reason of a request begins whose worker died
 START_LIMIT_S = 600.0  # importing torch and an engine's library from a cold disk
+ORPHAN_S = 2.0  # in which a worker whose parent is gone may end by itself
 
 
 def worker_environment() -> dict[str, str]:
@@ -189,10 +191,20 @@ def signal_name(number: int) -> str:
 
 
 def receive_session() -> tuple[BinaryIO, Any]:
-    """In the worker: the pipe for its messages, and the session. From now on prints go to standard error."""
+    """In the worker: the pipe for its messages, and the session. From now on prints go to standard error, and the
+    process ends with its parent, whatever it is doing: its peers may keep it waiting."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     messages = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     return messages, orjson.loads(sys.stdin.buffer.readline())
+
+
+def _end_with_parent() -> None:
+    hung_up = select.poll()
+    hung_up.register(sys.stdin, 0)  # that the other end is closed is told all the same
+    hung_up.poll()
+    time.sleep(ORPHAN_S)
+    os._exit(1)
 
 
 def serve(messages: BinaryIO, handle: Callable[[dict[str, Any]], Mapping[str, object]]) -> None:

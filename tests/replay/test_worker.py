@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -66,6 +68,18 @@ def test_a_worker_that_never_started_is_the_users_to_mend() -> None:
     worker = GroupedWorker({**SESSION, "device": "cuda:99"}, REPLAY_WORKER)
     with pytest.raises(CallError), worker:
         pytest.fail("it started")
+
+
+def test_a_worker_ends_with_its_parent_even_while_it_waits_for_peers() -> None:
+    program = "import time; from kcap.system.worker_process import receive_session as r; r(); time.sleep(300)"
+    worker = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert worker.stdin is not None
+    worker.stdin.write(b"{}\n")
+    worker.stdin.close()  # as a parent's end does
+    try:
+        assert worker.wait(60) == 1
+    finally:
+        worker.kill()
 
 
 def test_a_call_that_is_too_slow_is_skipped_with_its_limit(worker: Worker) -> None:
