@@ -201,7 +201,7 @@ def print_engagements(plans: Sequence[Plan], engagements: Sequence[Engagement]) 
                 f"{engaged.eager:,}", f"{engaged.captured:,}", f"{engaged.replayed:,}",
                 f"{solution.author}/{solution.name}", f"{one.call.operator} (call {one.call.id})",
             )  # fmt: skip
-    if engagements:
+    if table.row_count:
         print_table(out, table)
     for line in problems(plans, engagements):
         out.print(Text(line, "bold"))
@@ -227,9 +227,9 @@ def _replacements(plans: Sequence[Plan]) -> list[tuple[Plan, Replacement]]:
 
 def problems(plans: Sequence[Plan], engagements: Sequence[Engagement]) -> list[str]:
     """What a user must know of how the plans fared: a process that refused it, Solutions that never ran or failed."""
-    if not engagements:
-        return ["no process of the engine put the plan in: it ran as it is"]
     found = [f"rank {one.rank} (process {one.pid}): {one.refused}" for one in engagements if one.refused]
+    if not any(one.replacements for one in engagements):
+        return found or ["no process of the engine put the plan in: it ran as it is"]
     if missing := set(range(max(one.world_size for one in engagements))) - {one.rank for one in engagements}:
         ranks = ", ".join(map(str, sorted(missing)))
         found.append(f"rank {ranks}: did not put the plan in: it ran as it is, or ended without a word")

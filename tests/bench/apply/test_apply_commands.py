@@ -14,7 +14,8 @@ from applied_plans import plan_of, python_solution
 from kcap.commands import run
 from kcap.schemas.derive.derive import derive
 from kcap.schemas.recording.recording import Recording
-from kcap.schemas.results.plan import plan_bytes
+from kcap.schemas.results.applied import Engagement
+from kcap.schemas.results.plan import plan_bytes, read_plan
 
 pytestmark = pytest.mark.alone
 
@@ -86,3 +87,15 @@ def test_the_engine_that_a_command_is_said_to_start_is_heeded(
     with run.command.make_context("run", words) as context:
         run.start_engine({}, tmp_path, {"model": None}, context.params["command_line"], None, None)
     assert seen == [(["python", "serve.py"], heeded)]
+
+
+def test_a_plan_that_no_rank_put_in_is_said_in_one_line(
+    places: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a program without an engine, whose processes are watched all the same."""
+    plan = read_plan(places["plan"])
+    watched = [Engagement(pid=1, world_size=2), Engagement(pid=2, rank=1, world_size=2)]
+    run.print_engagements([plan], watched)
+    assert capsys.readouterr().out.strip() == "no process of the engine put the plan in: it ran as it is"
+    refused = [watched[0].model_copy(update={"refused": "its torch is another"}), watched[1]]
+    assert run.problems([plan], refused) == ["rank 0 (process 1): its torch is another"]
