@@ -116,7 +116,7 @@ class ArmsWindow(PlanWindow):
     def compares(self) -> bool:
         return self._to_compare > 0 and self._begins_block and self.arm == ENGINE
 
-    def compared(self, check: QualityCheck | None) -> Arm:
+    def compared(self, check: QualityCheck | None, ranks: Any = None) -> Arm:
         if check is not None:
             self.keep_check(check)
         return self.arm

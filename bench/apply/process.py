@@ -159,7 +159,10 @@ class PlanWindow(Window):
             return forward.run()
         self._to_compare -= 1
         own, tokens = self.arm, self._under_way.tokens if self._under_way else 0
-        kept = [state.clone() for state in forward.states()]
+        ranks, kept = forward.ranks(), self._copies(forward)
+        if any(self._on_any_rank([kept is None], ranks)):
+            return forward.run()
+        assert kept is not None
 
         def run_as(arm: Arm) -> Any:
             for state, before in zip(forward.states(), kept, strict=True):
@@ -186,8 +189,25 @@ class PlanWindow(Window):
         except Exception as error:  # of torch, say that its memory is full: the engine goes on
             self.say(f"a step could not be compared: {type(error).__name__}: {error}")
             check, made = None, None
-        arm = self.compared(check)
+        arm = self.compared(check, ranks)
         return made if made is not None and arm == own else run_as(arm)
+
+    def _copies(self, forward: Forward) -> list[Any] | None:
+        """Of the states that the forward overwrites; None where there is no memory for them."""
+        try:
+            return [state.clone() for state in forward.states()]
+        except Exception as error:
+            self.say(f"a step could not be compared: {type(error).__name__}: {error}")
+            return None
+
+    def _on_any_rank(self, flags: Sequence[bool], ranks: Any) -> list[bool]:
+        """Each of the flags, if any of `ranks` has set it: what they run next they run together."""
+        if ranks is None:
+            return list(flags)
+        told = torch.tensor(flags, dtype=torch.int32)
+        with self.taps.externals.ignoring():
+            torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX, ranks)
+        return [bool(flag) for flag in told.tolist()]
 
     @contextmanager
     def _uncounted(self) -> Iterator[None]:
@@ -204,11 +224,19 @@ class PlanWindow(Window):
         forwards."""
         return self._to_compare > 0 and self._under_way is not None and self._under_way.phase == "decode"
 
-    def compared(self, check: QualityCheck | None) -> Arm:
-        """What the step goes on with. `check`: None where this rank has no logits."""
+    def compared(self, check: QualityCheck | None, ranks: Any = None) -> Arm:
+        """What the step goes on with, on all `ranks`. `check`: None where this rank has no logits."""
         if check is not None:
             self.keep_check(check)
         reason = why_different(check.arms[0]) if check is not None else ""
+        told = [bool(reason), *(bool(one.off) for one in self.replacements.placed)]
+        differs, *taken_out = self._on_any_rank(told, ranks)
+        for one, out in zip(self.replacements.placed, taken_out, strict=True):
+            if out and not one.off:
+                one.off = "another rank took it out"
+                self._solution_failed(one, ValueError(one.off))
+        if differs and not reason:
+            reason = "another rank's logits differ"
         if not reason and any(one.off and one.captured for one in self.replacements.placed):
             reason = "the graphs that hold it hold one that was taken out, too"
         if reason:

@@ -123,6 +123,16 @@ class Groups:
             recorder.line(orjson.dumps({"t": "group", "name": label, "rank": rank, "ranks": ranks}))
 
 
+def ranks_of_forward(state_module: str = "vllm.distributed.parallel_state") -> Any:
+    """The group, on the CPU, of the ranks that run this one's forwards with it: all, or those of its pipeline's stage.
+
+    None for a rank alone.
+    """
+    state = sys.modules[state_module]
+    group = state.get_world_group() if state.get_pp_group().world_size == 1 else state.get_tp_group()
+    return group.cpu_group if group.world_size > 1 else None
+
+
 def _handle(group: Any) -> int:
     """Of the group's custom all-reduce, which SGLang's groups hold themselves; 0 where there is none."""
     owner = getattr(group, "device_communicator", None) or group

@@ -45,7 +45,8 @@ class Forward:
 
     `logits`: of some rows of the `hidden` states, None where the model has none. `states`: the tensors that it
     overwrites by what it makes of them. `without_graphs`: within it `run` launches each kernel by itself. `hidden`: of
-    what `run` returns, the tensor with a row for each token, then padding; of an early stage no tensor.
+    what `run` returns, the tensor with a row for each token, then padding; of an early stage no tensor. `ranks`: the
+    group, on the CPU, of all that run this forward together; None for a rank alone.
     """
 
     run: Callable[[], Any]
@@ -53,6 +54,7 @@ class Forward:
     states: Callable[[], Sequence[Any]] = list
     without_graphs: Callable[[], AbstractContextManager[None]] = nullcontext
     hidden: Callable[[Any], Any] = first_of
+    ranks: Callable[[], Any] = lambda: None
 
 
 def sequence_lists(shape: StepShape) -> dict[str, list[int]]:

@@ -17,7 +17,7 @@ from kcap.capture.hooks.imports import Hook, when_imported
 from kcap.capture.session import Session
 from kcap.capture.turns.blocks import BLOCK, BlockHashes
 from kcap.capture.turns.middleware import TurnRecorder
-from kcap.capture.window.hooking import Around, Groups, announce, contained, run_after_pause, wrap
+from kcap.capture.window.hooking import Around, Groups, announce, contained, ranks_of_forward, run_after_pause, wrap
 from kcap.capture.window.process import rank_facts
 from kcap.capture.window.requests import Requests
 from kcap.capture.window.window import Forward, StepShape, Window
@@ -246,9 +246,11 @@ class Steps:
         step: StepShape | None = self._guarded(shape, batch, runner, self._scheduled)
         began = step is not None and self._window.begin(step)
         run = functools.partial(original, *args, **kwargs)
-        again = step is not None and step.phase == "decode" and not _keeps_states(runner)
+        again = step is not None and step.phase == "decode" and _may_run_again(runner)
         try:
-            output = self._window.forward(Forward(run, lambda rows: rows, hidden=_token_logits)) if again else run()
+            ranks = functools.partial(ranks_of_forward, STATE)
+            forward = Forward(run, lambda rows: rows, hidden=_token_logits, ranks=ranks)
+            output = self._window.forward(forward) if again else run()
         except BaseException:
             self._window.discard()
             raise
@@ -270,10 +272,12 @@ class Steps:
             return None
 
 
-def _keeps_states(runner: Any) -> bool:
-    """Whether a forward that is run again would go on from what it made of a state space model's states."""
+def _may_run_again(runner: Any) -> bool:
+    """Whether a forward, run again, makes the same: it would go on from what it made of a state space model's states,
+    and wait for replicas that share experts with this one, which may run another kind of step."""
     pool = getattr(runner, "req_to_token_pool", None)
-    return any(hasattr(pool, name) for name in ("mamba_pool", "mamba_cache"))
+    keeps_states = any(hasattr(pool, name) for name in ("mamba_pool", "mamba_cache"))
+    return not keeps_states and not getattr(getattr(runner, "server_args", None), "enable_dp_attention", False)
 
 
 def _token_logits(output: Any) -> Any:

@@ -23,7 +23,7 @@ from kcap.capture.engines.vllm import fused
 from kcap.capture.hooks.imports import when_imported
 from kcap.capture.session import Session
 from kcap.capture.turns.blocks import BLOCK, BlockHashes
-from kcap.capture.window.hooking import Around, Groups, announce, contained, run_after_pause, wrap
+from kcap.capture.window.hooking import Around, Groups, announce, contained, ranks_of_forward, run_after_pause, wrap
 from kcap.capture.window.process import rank_facts
 from kcap.capture.window.window import Forward, StepShape, Window
 
@@ -160,8 +160,12 @@ def _graph_tables(runner: Any) -> list[dict[Any, Any]]:
 
 def _model_forward(window: Window, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
     run = functools.partial(original, *args, **kwargs)
+    if runner.vllm_config.parallel_config.data_parallel_size > 1:
+        return run()  # once, as in the replicas that share experts with this one, and may run another kind of step
     logits = getattr(runner.model, "compute_logits", None)  # a model that embeds has none
-    return window.forward(Forward(run, logits, functools.partial(_states, runner), _without_graphs))
+    return window.forward(
+        Forward(run, logits, functools.partial(_states, runner), _without_graphs, ranks=ranks_of_forward)
+    )
 
 
 @contextmanager

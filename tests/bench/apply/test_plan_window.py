@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -92,6 +94,59 @@ def test_one_in_a_graph_is_compared_by_itself_without_it(started: Started, capfd
         assert torch.equal(step(window), torch.relu(X))
     assert "was taken out: its output 0 is off by" in capfd.readouterr().err
     assert window.arm == ENGINE and placed.checked == 1 and not placed.eager
+
+
+PEER = """
+import sys
+import torch.distributed as dist
+import torch
+
+group = dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=1, world_size=2)
+runs = []
+for flags in ([0], [0, 1], [0]):  # it has room; it took its Solution out; it has room
+    told = torch.tensor(flags, dtype=torch.int32)
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    runs.append(told.tolist())
+assert runs == [[0], [0, 1], [1]], runs
+"""
+
+
+def test_ranks_take_out_the_same_and_run_as_many_forwards(
+    started: Started, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a forward they wait for each other."""
+    peer = subprocess.Popen([sys.executable, "-c", PEER, str(tmp_path / "meeting")])
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=2)
+    try:
+        window = started("def run(x):\n    return x.clamp(min=0)\n")
+        window._to_compare = 3
+        (placed,) = window.replacements.placed
+        placed.captured = 1
+        forwards = 0
+
+        def run() -> torch.Tensor:
+            nonlocal forwards
+            forwards += 1
+            return torch.relu(X)
+
+        def forward(states: Callable[[], list[torch.Tensor]] = list) -> None:
+            window.begin(DECODE)
+            window.forward(Forward(run, torch.clone, states, ranks=lambda: torch.distributed.group.WORLD))
+            window.end()
+
+        with torch.no_grad():
+            forward()
+        assert (placed.off, window.arm, window._to_compare) == ("another rank took it out", ENGINE, 0)
+        assert forwards == 4, "with it alone, the engine's, with it, and the engine's again"
+        assert "was taken out: another rank took it out" in capfd.readouterr().err
+        window._to_compare = 1
+        with torch.no_grad():
+            forward(lambda: [object()])  # as where its states have no room
+        assert forwards == 5 and "could not be compared" in capfd.readouterr().err
+        assert peer.wait(60) == 0
+    finally:
+        peer.kill()
+        torch.distributed.destroy_process_group()
 
 
 def test_nothing_is_compared_before_it_decodes(started: Started, tmp_path: Path) -> None:
