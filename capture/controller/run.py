@@ -86,6 +86,8 @@ def recorded_environment(session: Session) -> dict[str, str]:
     engine = None if session.command else of_framework(session.framework)
     if session.command or (engine and engine.FRAMEWORK.plugin is None):
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STARTUP), env.get("PYTHONPATH")]))
+    for variable in filter(None, (each.FRAMEWORK.handed_on for each in adapters().values())):
+        env[variable] = ",".join(filter(None, [env.get(variable), SESSION_VARIABLE]))
     return {**engine.FRAMEWORK.environment, **env} if engine else env
 
 

@@ -66,7 +66,8 @@ class Framework:
     `distributions`: those that bring it, the likeliest first. `pip`, `pip_cpu`: the pip commands that install it, with
     an NVIDIA GPU and (where they differ) without; `elsewhere`: where to get it if pip has it not. `plugin`: None where
     the framework loads none. `environment`: what an offline start gets unless the user's environment says otherwise.
-    `cache`: the variable that names the folder in which it keeps what it compiled.
+    `cache`: the variable that names the folder in which it keeps what it compiled. `handed_on`: the one that lists,
+    with commas, the variables that its workers in a Ray cluster get.
     `servers`: its commands that serve. `middleware`: words that put kcap in front of what they are asked; none where
     the adapter does it, None where nothing can. `tried`: the newest release that kcap was tried with; `hooks`: what the
     adapter hooks there (`module:Class.method`, relative to the package). `untried`: what kcap says everywhere of an
@@ -82,6 +83,7 @@ class Framework:
     plugin: Plugin | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     cache: str | None = None
+    handed_on: str | None = None
     servers: tuple[Server, ...] = ()
     middleware: tuple[str, ...] | None = None
     tried: str = ""

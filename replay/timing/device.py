@@ -67,15 +67,18 @@ def choose_device(device: str | None, home: str | None) -> str:
 
 
 def device_of_rank(chosen: str, rank: int, size: int) -> str:
-    """The device of a group's `rank`, where the group is replayed on devices as `chosen`: each has a GPU of its own.
+    """The device of a group's `rank`, where the group is replayed on devices as `chosen`: each has a GPU of its own,
+    from the chosen one on.
 
     ValueError where there are too few.
     """
     if not chosen.startswith("cuda"):
         return chosen
-    if size > torch.cuda.device_count():
-        raise ValueError(f"its group has {size} ranks, and this machine {torch.cuda.device_count()} GPUs")
-    return f"cuda:{rank}"
+    first, count = int(chosen.removeprefix("cuda:")), torch.cuda.device_count()
+    if first + size > count:
+        of_them = f", of which {count - first} from cuda:{first} on" if first else ""
+        raise ValueError(f"its group has {size} ranks, and this machine {count} GPUs{of_them}")
+    return f"cuda:{first + rank}"
 
 
 TEMPERATURE_GPU = 0  # nvmlTemperatureSensors_t

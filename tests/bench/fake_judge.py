@@ -17,6 +17,8 @@ from typing import Any
 
 def main() -> None:
     session = json.loads(sys.stdin.readline())
+    if session["device"] == "lost":
+        return say({"error": "lost: cannot be used"})
     say({"device": session["device"], "device_name": os.environ.get("FAKE_DEVICE", "Fake"), "torch": "2.0"})
     say({"ready": True})
     for line in sys.stdin:

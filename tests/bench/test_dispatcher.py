@@ -177,6 +177,17 @@ def test_a_judge_that_does_not_start_leaves_its_work_to_the_others(faked, units)
         list(Dispatcher([Poor({"device": "cpu"})], queue_by_definition(units(("a", SCALE, {}))), 30).judge())
 
 
+def test_a_device_that_cannot_be_used_costs_its_own_judge_alone(faked, units):
+    """Another user's memory fills one GPU of eight, or it has fallen out."""
+    lost = LocalSlot({"device": "lost"}, "fake_judge")
+    crew = Dispatcher([lost, *slots(1)], queue_by_definition(units(("a", SCALE, {}))), 30)
+    outcomes, slots_lost = told_by(crew)
+    assert ([one.status for one in outcomes.values()], slots_lost) == (["PASSED"] * 2, 1)
+    lost = LocalSlot({"device": "lost"}, "fake_judge")
+    with pytest.raises(KcapError, match="lost: cannot be used"):
+        list(Dispatcher([lost], queue_by_definition(units(("a", SCALE, {}))), 30).judge())
+
+
 def test_a_judge_that_has_not_started_holds_up_no_run_that_is_done(units):
     class Late:
         """A slot that waits for its node."""

@@ -20,7 +20,7 @@ import kcap as kcap_package
 from kcap.capture import activate, engines
 from kcap.capture.controller import frameworks
 from kcap.capture.controller.output import report_recording
-from kcap.capture.controller.run import NoRecordingError, explain_silence, own_caches
+from kcap.capture.controller.run import NoRecordingError, explain_silence, own_caches, recorded_environment
 from kcap.capture.engines.pytorch import adapter
 from kcap.capture.engines.sglang import adapter as sglang_adapter
 from kcap.capture.engines.trtllm import adapter as trtllm_adapter
@@ -402,6 +402,16 @@ def test_what_an_engine_compiles_while_recorded_lies_apart(tmp_path: Path, monke
     assert own_caches({"VLLM_CACHE_ROOT": str(tmp_path / "file/below")}) == kcaps, "nothing can be written there"
     monkeypatch.setattr("kcap.capture.controller.run.cache_folder", no_place)
     assert own_caches({}) == {}
+
+
+def test_an_engines_workers_in_a_ray_cluster_are_told_of_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's processes were there before it: the engine hands on what it is told to."""
+    session, variable = Session(str(tmp_path / "shards"), command=["vllm", "serve"]), "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
+    for users, all_ in (("", "KCAP_SESSION"), ("HF_TOKEN", "HF_TOKEN,KCAP_SESSION")):
+        monkeypatch.setenv(variable, users)
+        assert recorded_environment(session)[variable] == all_
 
 
 def no_place() -> Path:

@@ -38,6 +38,7 @@ FRAMEWORK = Framework(
     # On a CPU it would reserve most of the memory for its cache; on a GPU compile FlashInfer's sampler for a minute.
     environment={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"},
     cache="VLLM_CACHE_ROOT",
+    handed_on="VLLM_RAY_EXTRA_ENV_VARS_TO_COPY",
     servers=tuple(Server(words, 8000) for words in SERVERS),
     middleware=("--middleware", "kcap.capture.turns.middleware.TurnRecorder"),
     tried="0.33.0",

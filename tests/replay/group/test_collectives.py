@@ -226,6 +226,13 @@ def test_fewer_gpus_than_ranks_are_a_reason_to_skip_and_no_error(monkeypatch: py
         device_of_rank("cuda:0", 0, 4)
 
 
+def test_a_group_begins_with_the_gpu_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert [device_of_rank("cuda:5", rank, 3) for rank in range(3)] == ["cuda:5", "cuda:6", "cuda:7"]
+    with pytest.raises(ValueError, match="4 ranks, and this machine 8 GPUs, of which 3 from cuda:5 on"):
+        device_of_rank("cuda:5", 0, 4)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_group_without_its_devices_is_skipped_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     group = GroupWorker({**SESSION, "device": "cuda"}, REPLAY_WORKER, 2)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kcap.bench.judge.messages import JudgeRequest, JudgeSession
-from kcap.errors import KcapError
+from kcap.errors import CallError, KcapError
 from kcap.system.worker_process import Worker
 
 JUDGE_WORKER = "kcap.bench.judge.worker"
@@ -53,7 +53,10 @@ class LocalSlot:
     def start(self) -> dict[str, Any]:
         folder = self._stack.enter_context(scratch_folder())
         self._worker = Worker({**self._session, "scratch": str(folder)}, self._module, LIMITS)
-        self._stack.enter_context(self._worker)
+        try:
+            self._stack.enter_context(self._worker)
+        except CallError as error:  # its device cannot be used: others may have theirs
+            raise KcapError(str(error)) from None
         return dict(self._worker.environment)
 
     def run(self, request: JudgeRequest, limit_s: float) -> dict[str, Any]:
