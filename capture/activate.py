@@ -57,14 +57,23 @@ def _imported(name: str, module: ModuleType) -> None:
     activate(name) if claim is None else claim(functools.partial(activate, name))
 
 
+def _is_over(session: str) -> bool:
+    """Whether this is a daemon that outlived the session, or what it started."""
+    try:
+        os.stat(session)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
+
+
 def activate(name: str) -> None:
     """Hook the engine that the adapter `name` knows."""
     global _name
     session = os.environ.get("KCAP_SESSION")
     if not session or _name == name or _name not in (None, YIELDING):
         return
-    if name == YIELDING and not os.path.exists(session):
-        return  # a daemon that outlived the session, or what it started
+    if name == YIELDING and _is_over(session):
+        return
     _name = name
     try:
         from kcap.capture import engines

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from kcap.bench.apply.graphs import CONTROL, ENGINE, Arm
-from kcap.bench.apply.process import PlanWindow
+from kcap.bench.apply.process import Agree, PlanWindow
 from kcap.bench.apply.quality import QualityCheck
 from kcap.capture.session import Session
 from kcap.capture.window.step import StepShape
@@ -116,10 +116,13 @@ class ArmsWindow(PlanWindow):
     def compares(self) -> bool:
         return self._to_compare > 0 and self._begins_block and self.arm == ENGINE
 
-    def compared(self, check: QualityCheck | None, ranks: Any = None) -> Arm:
+    def compared(self, check: QualityCheck | None, agree: Agree) -> Arm:
         if check is not None:
             self.keep_check(check)
         return self.arm
+
+    def stop_comparing(self) -> None:
+        """Nothing: the engine's own graphs are an arm's."""
 
     # ---- steps ----
 

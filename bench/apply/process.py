@@ -71,6 +71,18 @@ def read_engagements(left: Path) -> list[Engagement]:
     return sorted(found, key=lambda one: (one.rank, one.pid))
 
 
+Agree = Callable[[Sequence[bool]], list[bool]]
+
+
+def on_any_rank(flags: Sequence[bool], ranks: Any) -> list[bool]:
+    """Each of the flags, if any of `ranks`, a group on the CPU, has set it: what they run next they run together."""
+    if ranks is None:
+        return list(flags)
+    told = torch.tensor(flags, dtype=torch.int32, device="cpu")
+    torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX, ranks)
+    return [bool(flag) for flag in told.tolist()]
+
+
 class PlanWindow(Window):
     """The window of a process with a plan: it steers a recording, if there is one, and the Solutions."""
 
@@ -159,10 +171,10 @@ class PlanWindow(Window):
             return forward.run()
         self._to_compare -= 1
         own, tokens = self.arm, self._under_way.tokens if self._under_way else 0
-        ranks, kept = forward.ranks(), self._copies(forward)
-        if any(self._on_any_rank([kept is None], ranks)):
+        kept, agree = self._copies(forward), functools.partial(on_any_rank, ranks=forward.ranks())
+        if agree([kept is None])[0] or kept is None:
+            self.stop_comparing()
             return forward.run()
-        assert kept is not None
 
         def run_as(arm: Arm) -> Any:
             for state, before in zip(forward.states(), kept, strict=True):
@@ -176,7 +188,7 @@ class PlanWindow(Window):
                 return None
             return forward.logits(rows_of(hidden, tokens))
 
-        found, made = {}, None
+        found, made, failed = {}, None, False
         try:
             with forward.without_graphs(), self._uncounted():
                 for each in self.arms:
@@ -188,9 +200,12 @@ class PlanWindow(Window):
             check = self._check_of(found)
         except Exception as error:  # of torch, say that its memory is full: the engine goes on
             self.say(f"a step could not be compared: {type(error).__name__}: {error}")
-            check, made = None, None
-        arm = self.compared(check, ranks)
-        return made if made is not None and arm == own else run_as(arm)
+            check, failed = None, True
+            self.show(own)
+        with self.taps.externals.ignoring():
+            (failed,) = agree([failed])
+            arm = self.compared(check, agree)
+        return run_as(arm) if failed or arm != own else made
 
     def _copies(self, forward: Forward) -> list[Any] | None:
         """Of the states that the forward overwrites; None where there is no memory for them."""
@@ -199,15 +214,6 @@ class PlanWindow(Window):
         except Exception as error:
             self.say(f"a step could not be compared: {type(error).__name__}: {error}")
             return None
-
-    def _on_any_rank(self, flags: Sequence[bool], ranks: Any) -> list[bool]:
-        """Each of the flags, if any of `ranks` has set it: what they run next they run together."""
-        if ranks is None:
-            return list(flags)
-        told = torch.tensor(flags, dtype=torch.int32)
-        with self.taps.externals.ignoring():
-            torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX, ranks)
-        return [bool(flag) for flag in told.tolist()]
 
     @contextmanager
     def _uncounted(self) -> Iterator[None]:
@@ -224,20 +230,19 @@ class PlanWindow(Window):
         forwards."""
         return self._to_compare > 0 and self._under_way is not None and self._under_way.phase == "decode"
 
-    def compared(self, check: QualityCheck | None, ranks: Any = None) -> Arm:
-        """What the step goes on with, on all `ranks`. `check`: None where this rank has no logits."""
+    def compared(self, check: QualityCheck | None, agree: Agree) -> Arm:
+        """What the step goes on with, on all ranks alike. `check`: None where this rank has no logits."""
         if check is not None:
             self.keep_check(check)
         reason = why_different(check.arms[0]) if check is not None else ""
-        told = [bool(reason), *(bool(one.off) for one in self.replacements.placed)]
-        differs, *taken_out = self._on_any_rank(told, ranks)
+        differs, *taken_out = agree([bool(reason), *(bool(one.off) for one in self.replacements.placed)])
         for one, out in zip(self.replacements.placed, taken_out, strict=True):
             if out and not one.off:
                 one.off = "another rank took it out"
                 self._solution_failed(one, ValueError(one.off))
         if differs and not reason:
             reason = "another rank's logits differ"
-        if not reason and any(one.off and one.captured for one in self.replacements.placed):
+        if agree([any(one.off and one.captured for one in self.replacements.placed)])[0] and not reason:
             reason = "the graphs that hold it hold one that was taken out, too"
         if reason:
             self._to_compare = 0
@@ -246,9 +251,13 @@ class PlanWindow(Window):
                     one.off = reason
                     self._solution_failed(one, ValueError(reason))
             return ENGINE
+        self.stop_comparing()
+        return self.arm
+
+    def stop_comparing(self) -> None:
+        """Give the memory of the engine's own graphs back, once nothing is compared any more."""
         if not self._to_compare:
             self._sets.drop(ENGINE)
-        return self.arm
 
     def keep_check(self, check: QualityCheck) -> None:
         with self.left_file(quality.ENDING).open("ab") as file:

@@ -140,7 +140,7 @@ def end_children(children: list[Child], at: RunControl) -> None:
         for ending in [threads.submit(child.end, at.in_a_hurry) for child in children]:
             ending.result()
         closing.result()
-    at.ending.answer = "nothing runs any more; what was recorded is being written, which is not cut short"
+    at.ending.answer = "nothing runs any more, and kcap is finishing, which is not cut short"
 
 
 def close_windows(session: Session) -> None:

@@ -109,7 +109,7 @@ def _is_whole(shard: Shard) -> bool:
 
 def _recorded(shard: Shard) -> bool:
     """Whether its process came to record: what it left may have lost the line that says so."""
-    return bool(shard.process or shard.lines(CallLine))
+    return bool(shard.process or shard.lines(CallLine) or shard.damaged)
 
 
 def _shard_notes(shards: list[Shard]) -> list[str]:
@@ -120,7 +120,7 @@ def _shard_notes(shards: list[Shard]) -> list[str]:
         if shard.process and shard.process.recorder_reason:
             notes.append(f"not the native recorder: {shard.process.recorder_reason}")
         if shard.unread:
-            notes.append(f"{process}: nothing of it is counted: its counters cannot be read ({shard.unread})")
+            notes.append(f"{process}: nothing of it is counted: {shard.unread}")
         elif not shard.header(CLOSED):
             lost = "what the torn lines tell is missing" if shard.damaged else "every step that had ended is here"
             notes.append(f"{process} ended without closing: {lost}")

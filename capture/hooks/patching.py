@@ -111,8 +111,8 @@ class Methods:
         self.replace(owner, name, made)
 
     def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Put `make(original)` in the place of `owner.name`: for a method that is called often, with many arguments,
-        which pass one function less. What is made has to see for itself whether this is `on`."""
+        """Put `make(original)` in the place of `owner.name`. Its arguments are passed on once less than by `around`,
+        which counts where they are many; it has to see for itself whether this is `on`."""
         own, found = owner.__dict__.get(name), inspect.getattr_static(owner, name)
         kind = type(found) if isinstance(found, classmethod | staticmethod) else None
         original = found.__func__ if kind else found

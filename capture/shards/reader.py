@@ -68,7 +68,7 @@ def read_shards(directory: Path) -> list[Shard]:
         shards = [read_shard(stem) for stem in stems(directory)]
     for shard in shards:
         if shard.process is None and shard.counts is not None:
-            shard.counts, shard.unread = None, "no line says of which rank they are"
+            shard.counts, shard.unread = None, "no line says of which rank it is"
     return shards
 
 
@@ -104,7 +104,8 @@ def read_shard(stem: Path) -> Shard:
     try:
         shard.counts = Counts(stem.with_name(stem.name + ".counts"))
     except (OSError, ValueError) as error:
-        shard.unread = str(error)
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        shard.unread = f"its counters cannot be read ({reason})"
     return shard
 
 

@@ -192,7 +192,7 @@ def signal_name(number: int) -> str:
 
 def receive_session() -> tuple[BinaryIO, Any]:
     """In the worker: the pipe for its messages, and the session. From now on prints go to standard error, and the
-    process ends with its parent, whatever it is doing: its peers may keep it waiting."""
+    process ends once its parent has closed the other end, whatever it is doing: its peers may keep it waiting."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     messages = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)

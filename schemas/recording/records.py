@@ -188,7 +188,7 @@ class Call(Record):
     is False for views and allocations: kernels of no work, hidden unless asked for. `shapes`: of how many distinct
     signatures the counts are. It is more than 1 only where one process ran over 256 of the operator, or 65,536 in all:
     of those beyond, the ones whose sizes lie between the same powers of two are one Call, and `args` are those of the
-    first. Those from before a number was taken for one that changes at each call may count twice in it.
+    first. It may be too large by those that ran before kcap saw that a number changes at each call.
     """
 
     id: int = Field(ge=0)

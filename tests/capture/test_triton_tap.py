@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -360,6 +362,23 @@ def test_a_function_that_names_its_kernels_itself_is_known_by_these_names() -> N
         run = tap._running(lambda *args, result=compiled, **kwargs: result)
         assert run(fn, grid=(1,), warmup=False) is compiled
     assert told == [("matmul_bf16", "matmul"), ("matmul_fp8", "matmul")]
+
+
+def test_a_launch_keeps_nothing_that_it_was_given() -> None:
+    """Until Python's collector comes: an engine's memory is full before."""
+    listener: Any = SimpleNamespace(failed=pytest.fail, listening=True, operator=lambda *_: 0, launch=lambda _: None)
+    tap, given = Triton(listener), Named()
+    tap.on = True
+    tap.launches._kernels[Named] = Kernel(0, ["x"], [], {"function": "matmul"})
+    run = tap._running(lambda *args, grid, **kwargs: grid({"x": kwargs["x"]}))
+    kept = weakref.ref(given)
+    gc.disable()
+    try:
+        run(Named, x=given, grid=(1,), warmup=False)
+        del given
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_a_tensor_in_a_wrapper_is_recorded_as_the_tensor_that_it_is() -> None:

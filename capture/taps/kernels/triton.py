@@ -76,8 +76,7 @@ class Triton(CompiledKernels):
                 self._launched(fn, bound, size, kwargs)
                 return size
 
-            kwargs["grid"] = seen
-            compiled = original(fn, *args, **kwargs)
+            compiled = original(fn, *args, **{**kwargs, "grid": seen})  # in `kwargs` it would hold itself, and them
             if getattr(fn, "_repr", None) is not None:
                 self._named(fn, compiled)
             return compiled

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from kcap.schemas.derive.cost import CostInputs
+from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import cost_function, family
 from kcap.schemas.derive.families.norm.rmsnorm import SCALES
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
@@ -79,8 +79,8 @@ REDUCTIONS = {  # c10d's, by their names: what the tensors of the ranks become, 
     "sum": ("inputs.to({wide}).sum(dim=0).to(inputs.dtype)", "sum"),
     "avg": ("inputs.to({wide}).mean(dim=0).to(inputs.dtype)", "mean"),
     "product": ("inputs.to({wide}).prod(dim=0).to(inputs.dtype)", "product"),
-    "max": ("inputs.amax(dim=0)", "maximum"),
-    "min": ("inputs.amin(dim=0)", "minimum"),
+    "max": ("inputs.to({wide}).amax(dim=0).to(inputs.dtype)", "maximum"),
+    "min": ("inputs.to({wide}).amin(dim=0).to(inputs.dtype)", "minimum"),
 }
 OF_RANK = ("num_tokens", "hidden_size")
 OF_ALL = ("world_size", *OF_RANK)
@@ -169,9 +169,9 @@ def all_reduce(call: Invocation, x: torch.Tensor, output: LazyValue, operation: 
 def reduction(operation: str, dtype: torch.dtype) -> tuple[str, str]:
     """What makes one tensor of `inputs`, those of all ranks, as Python text; and what that is called."""
     if operation not in REDUCTIONS or dtype == torch.bool or (operation == "avg" and not dtype.is_floating_point):
-        raise Unrecognized(f"it reduces by {operation}")
+        raise Unrecognized(f"it reduces {dtype} by {operation}")
     text, name = REDUCTIONS[operation]
-    return text.format(wide="torch.float32" if dtype.is_floating_point else dtype), name
+    return text.format(wide="torch.float32" if dtype.is_floating_point else "torch.int64"), name
 
 
 @family("all_gather", "_C::shm_all_gather")
@@ -331,4 +331,7 @@ def group_of(call: Invocation) -> Group:
     return group
 
 
-cost_function("comm")(CostInputs.whole)  # FLOPs are few, and not counted
+@cost_function("comm")
+def comm_cost(given: CostInputs) -> Cost:
+    """All of its tensors; nothing of a gather, whose input may be returned. FLOPs are few, and not counted."""
+    return Cost() if given.definition.written_inputs else given.whole()

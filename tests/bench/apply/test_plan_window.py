@@ -103,11 +103,13 @@ import torch
 
 group = dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=1, world_size=2)
 runs = []
-for flags in ([0], [0, 1], [0]):  # it has room; it took its Solution out; it has room
+taken_out = ([0], [0], [0, 1], [0])  # room for states? did it fail? do logits differ, is it out? is it in a graph?
+failed = ([0], [1], [0, 1], [0])
+for flags in (*taken_out, *failed, [0]):
     told = torch.tensor(flags, dtype=torch.int32)
     dist.all_reduce(told, dist.ReduceOp.MAX)
     runs.append(told.tolist())
-assert runs == [[0], [0, 1], [1]], runs
+assert runs == [[0], [0], [0, 1], [1], [0], [1], [0, 1], [1], [1]], runs
 """
 
 
@@ -141,8 +143,12 @@ def test_ranks_take_out_the_same_and_run_as_many_forwards(
         assert "was taken out: another rank took it out" in capfd.readouterr().err
         window._to_compare = 1
         with torch.no_grad():
+            forward()
+        assert forwards == 4 + 4, "the other could not compare, and runs it again"
+        window._to_compare = 1
+        with torch.no_grad():
             forward(lambda: [object()])  # as where its states have no room
-        assert forwards == 5 and "could not be compared" in capfd.readouterr().err
+        assert forwards == 9 and "could not be compared" in capfd.readouterr().err
         assert peer.wait(60) == 0
     finally:
         peer.kill()
@@ -166,6 +172,7 @@ def test_logits_that_cannot_be_compared_end_no_engine(started: Started, capfd: p
     window = started("def run(x):\n    return x.clamp(min=0)\n")
     assert torch.equal(step(window, full), torch.relu(X))
     assert "could not be compared: OutOfMemoryError: it is full" in capfd.readouterr().err
+    assert window.arm == 0, "the plan's, as before"
 
 
 def test_a_forked_child_tells_nothing_of_the_plan(started: Started, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class Slot(Protocol):
     """One judge at work, on this machine or another. One thread runs it; any may stop it."""
 
     def start(self) -> dict[str, Any]:
-        """What its judge says of the device; CallError if it has none."""
+        """What its judge says of the device; KcapError if it cannot start there."""
 
     def run(self, request: JudgeRequest, limit_s: float) -> dict[str, Any]:
         """The judge's answer; `status` and `reason` alone where it died or took longer than `limit_s` seconds."""
@@ -55,7 +55,7 @@ class LocalSlot:
         self._worker = Worker({**self._session, "scratch": str(folder)}, self._module, LIMITS)
         try:
             self._stack.enter_context(self._worker)
-        except CallError as error:  # its device cannot be used: others may have theirs
+        except CallError as error:  # of this device's judge: others may start
             raise KcapError(str(error)) from None
         return dict(self._worker.environment)
 

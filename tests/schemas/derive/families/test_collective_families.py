@@ -9,6 +9,7 @@ import torch
 from agreement import agrees, checked, declined, kernel_of, randn
 
 from kcap.replay.datasets.reference import compile_reference
+from kcap.schemas.derive.cost import Cost, CostInputs, cost_function_for
 from kcap.schemas.derive.families import recognize
 from kcap.schemas.derive.invocation import Invocation
 from kcap.schemas.recording.values import Group
@@ -98,6 +99,11 @@ def test_what_a_gather_is_given_may_be_returned() -> None:
     x = randn(3, 8)
     gather = kernel_of("_C::shm_all_gather", handle=TP2, data=x, output=x.repeat(2, 1))
     assert checked(gather).written_inputs == {"inputs": "output"}
+    given = {"inputs": torch.ones(2, 3, 8, dtype=torch.bfloat16)}
+    reduce = kernel_of("vllm::all_reduce", tensor=x, group_name=TP2)
+    cost = cost_function_for("comm")
+    assert cost is not None and cost(CostInputs(checked(gather), given)) == Cost(), "no time is below its floor"
+    assert cost(CostInputs(checked(reduce), given)).bytes == 3 * x.nbytes
     both = {"input_tensor": [x, x], "output_tensor": [x.repeat(2, 1)] * 2}
     together = kernel_of("pynccl::all_gather", group=TP2, **both)
     assert checked(together).written_inputs == {"inputs_0": "output_0", "inputs_1": "output_1"}
