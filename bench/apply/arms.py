@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from kcap.bench.apply.graphs import CONTROL, ENGINE, Arm
-from kcap.bench.apply.process import Agree, PlanWindow
-from kcap.bench.apply.quality import QualityCheck
+from kcap.bench.apply.process import PlanWindow
+from kcap.bench.apply.quality import Agree, QualityCheck
 from kcap.capture.session import Session
 from kcap.capture.window.step import StepShape
 from kcap.schemas.files.jsonfile import read_lines

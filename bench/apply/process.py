@@ -23,7 +23,7 @@ import torch
 from kcap.bench.apply import quality
 from kcap.bench.apply.graphs import ENGINE, Arm, GraphSets, GraphUses, Table
 from kcap.bench.apply.launches import Launches
-from kcap.bench.apply.quality import QualityCheck, compare_logits, rows_of, why_different
+from kcap.bench.apply.quality import Agree, QualityCheck, compare_logits, on_any_rank, rows_of, why_different
 from kcap.bench.apply.seams import Functions, Operators, Placed, Replacements, Seam
 from kcap.bench.build import BuildFailed, build
 from kcap.capture.session import Session
@@ -69,18 +69,6 @@ def read_engagements(left: Path) -> list[Engagement]:
     """Of every process that left one in the folder `left`, by rank."""
     found = [read_json(path, ENGAGEMENT_ADAPTER) for path in sorted(left.glob(f"*{ENDING}"))]
     return sorted(found, key=lambda one: (one.rank, one.pid))
-
-
-Agree = Callable[[Sequence[bool]], list[bool]]
-
-
-def on_any_rank(flags: Sequence[bool], ranks: Any) -> list[bool]:
-    """Each of the flags, if any of `ranks`, a group on the CPU, has set it: what they run next they run together."""
-    if ranks is None:
-        return list(flags)
-    told = torch.tensor(flags, dtype=torch.int32, device="cpu")
-    torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX, ranks)
-    return [bool(flag) for flag in told.tolist()]
 
 
 class PlanWindow(Window):
@@ -171,7 +159,12 @@ class PlanWindow(Window):
             return forward.run()
         self._to_compare -= 1
         own, tokens = self.arm, self._under_way.tokens if self._under_way else 0
-        kept, agree = self._copies(forward), functools.partial(on_any_rank, ranks=forward.ranks())
+        kept, ranks = self._copies(forward), forward.ranks()
+
+        def agree(flags: Sequence[bool]) -> list[bool]:
+            with self.taps.externals.ignoring():
+                return on_any_rank(flags, ranks)
+
         if agree([kept is None])[0] or kept is None:
             self.stop_comparing()
             return forward.run()
@@ -202,9 +195,8 @@ class PlanWindow(Window):
             self.say(f"a step could not be compared: {type(error).__name__}: {error}")
             check, failed = None, True
             self.show(own)
-        with self.taps.externals.ignoring():
-            (failed,) = agree([failed])
-            arm = self.compared(check, agree)
+        (failed,) = agree([failed])
+        arm = self.compared(check, agree)
         return run_as(arm) if failed or arm != own else made
 
     def _copies(self, forward: Forward) -> list[Any] | None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ ENDING = ".quality.jsonl"
 MOST_DIFFERENT = 0.1  # of the logits' root mean square: what rounds otherwise is far below
 MOST_ROWS = 256  # of one step: the logits of thousands of tokens are gigabytes
 Generated = Sequence[Sequence[int]]  # token ids, by request
+Agree = Callable[[Sequence[bool]], list[bool]]  # as on_any_rank, of this rank's own
 
 
 class QualityCheck(Record):
@@ -108,3 +110,12 @@ def _mean(parts: Sequence[LogitsCompared]) -> LogitsCompared:
         kl=over_tokens([part.kl for part in parts]),
         rms=over_tokens([part.rms for part in parts]),
     )
+
+
+def on_any_rank(flags: Sequence[bool], ranks: Any) -> list[bool]:
+    """Each of the flags, if any of `ranks`, a group on the CPU, has set it: what they run next they run together."""
+    if ranks is None:
+        return list(flags)
+    told = torch.tensor(flags, dtype=torch.int32, device="cpu")
+    torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX, ranks)
+    return [bool(flag) for flag in told.tolist()]
