@@ -192,7 +192,7 @@ class PlanWindow(Window):
                 found[each] = logits_of(made)
             check = self._check_of(found)
         except Exception as error:  # of torch, say that its memory is full: the engine goes on
-            self.say(f"a step could not be compared: {type(error).__name__}: {error}")
+            self._say_not_compared(error)
             check, failed = None, True
             self.show(own)
         (failed,) = agree([failed])
@@ -204,8 +204,11 @@ class PlanWindow(Window):
         try:
             return [state.clone() for state in forward.states()]
         except Exception as error:
-            self.say(f"a step could not be compared: {type(error).__name__}: {error}")
+            self._say_not_compared(error)
             return None
+
+    def _say_not_compared(self, error: Exception) -> None:
+        self.say(f"a step could not be compared: {type(error).__name__}: {error}")
 
     @contextmanager
     def _uncounted(self) -> Iterator[None]:

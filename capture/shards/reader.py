@@ -104,7 +104,7 @@ def read_shard(stem: Path) -> Shard:
     try:
         shard.counts = Counts(stem.with_name(stem.name + ".counts"))
     except (OSError, ValueError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
+        reason = getattr(error, "strerror", None) or error  # without the file's path
         shard.unread = f"its counters cannot be read ({reason})"
     return shard
 

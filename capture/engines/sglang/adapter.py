@@ -248,9 +248,7 @@ class Steps:
         run = functools.partial(original, *args, **kwargs)
         again = step is not None and step.phase == "decode" and _may_run_again(runner)
         try:
-            ranks = functools.partial(ranks_of_forward, STATE)
-            forward = Forward(run, lambda rows: rows, hidden=_token_logits, ranks=ranks)
-            output = self._window.forward(forward) if again else run()
+            output = self._window.forward(_forward(run)) if again else run()
         except BaseException:
             self._window.discard()
             raise
@@ -272,9 +270,14 @@ class Steps:
             return None
 
 
+def _forward(run: Callable[[], Any]) -> Forward:
+    ranks = functools.partial(ranks_of_forward, STATE)
+    return Forward(run, lambda rows: rows, hidden=_token_logits, ranks=ranks)
+
+
 def _may_run_again(runner: Any) -> bool:
-    """Whether a forward, run again, makes the same: it would go on from what it made of a state space model's states,
-    and wait for replicas that share experts with this one, which may run another kind of step."""
+    """Whether a forward may be run again: not one that would go on from what it made of a state space model's states,
+    nor one that would wait for replicas that share its experts, and may run another kind of step."""
     pool = getattr(runner, "req_to_token_pool", None)
     keeps_states = any(hasattr(pool, name) for name in ("mamba_pool", "mamba_cache"))
     return not keeps_states and not getattr(getattr(runner, "server_args", None), "enable_dp_attention", False)

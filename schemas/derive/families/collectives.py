@@ -75,12 +75,12 @@ def run(inputs, rank):
     inputs = inputs[:, rank]
     return {reduced}
 """
-REDUCTIONS = {  # c10d's, by their names: what the tensors of the ranks become, and what that is called
-    "sum": ("inputs.to({wide}).sum(dim=0).to(inputs.dtype)", "sum"),
-    "avg": ("inputs.to({wide}).mean(dim=0).to(inputs.dtype)", "mean"),
-    "product": ("inputs.to({wide}).prod(dim=0).to(inputs.dtype)", "product"),
-    "max": ("inputs.to({wide}).amax(dim=0).to(inputs.dtype)", "maximum"),
-    "min": ("inputs.to({wide}).amin(dim=0).to(inputs.dtype)", "minimum"),
+REDUCTIONS = {  # c10d's, by their names: a tensor's method, and what it makes of the ranks' tensors
+    "sum": ("sum", "sum"),
+    "avg": ("mean", "mean"),
+    "product": ("prod", "product"),
+    "max": ("amax", "maximum"),
+    "min": ("amin", "minimum"),
 }
 OF_RANK = ("num_tokens", "hidden_size")
 OF_ALL = ("world_size", *OF_RANK)
@@ -170,8 +170,9 @@ def reduction(operation: str, dtype: torch.dtype) -> tuple[str, str]:
     """What makes one tensor of `inputs`, those of all ranks, as Python text; and what that is called."""
     if operation not in REDUCTIONS or dtype == torch.bool or (operation == "avg" and not dtype.is_floating_point):
         raise Unrecognized(f"it reduces {dtype} by {operation}")
-    text, name = REDUCTIONS[operation]
-    return text.format(wide="torch.float32" if dtype.is_floating_point else "torch.int64"), name
+    method, name = REDUCTIONS[operation]
+    wide = "torch.float32" if dtype.is_floating_point else "torch.int64"
+    return f"inputs.to({wide}).{method}(dim=0).to(inputs.dtype)", name
 
 
 @family("all_gather", "_C::shm_all_gather")
