@@ -26,7 +26,7 @@ def lacks(what: str) -> None:
     pytest.skip(what)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while playwright runs, its event loop keeps asyncio.run from starting one
 def browser() -> Iterator[Any]:
     try:
         from playwright.sync_api import sync_playwright
