@@ -113,8 +113,9 @@ class ArmsWindow(PlanWindow):
     def arms(self) -> Sequence[Arm]:
         return self._schedule.arms if self._fixed is None else (self._fixed,)
 
-    def compares(self) -> bool:
-        return self._to_compare > 0 and self._begins_block and self.arm == ENGINE
+    def compares(self, agree: Agree) -> bool:
+        """Told by the schedule, which all ranks have: nothing is asked in a step that is timed."""
+        return self._begins_block and self.arm == ENGINE
 
     def compared(self, check: QualityCheck | None, agree: Agree) -> Arm:
         if check is not None:

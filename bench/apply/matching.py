@@ -1,14 +1,17 @@
-"""Whether an invocation is exactly as a recorded Call: what a Solution was judged for, and nothing beside it."""
+"""Whether an invocation is exactly as a recorded Call: what a Solution was judged for, and nothing beside it; whether
+an engine is the one that a plan was made for."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
 from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.values import Drift, Folded, Group, Opaque, TensorSpec, TorchConstant, Value
+from kcap.schemas.results.plan import Plan
 
 Values: TypeAlias = "Mapping[str, Any]"  # arguments by their paths in the Call (`"3"`, `"2.1"`)
 ALIGNMENT = 16  # bytes, of every tensor: what is judged is aligned by more
@@ -128,3 +131,32 @@ def _same(value: Any, recorded: Value) -> bool:
     if isinstance(value, torch.Tensor):
         return False
     return type(value) is type(recorded) and value == recorded
+
+
+class PlanRefused(Exception):
+    """This engine cannot hold the plan. It does not start, for it would silently be the engine's own."""
+
+
+def check_engine(plan: Plan, facts: Mapping[str, Any]) -> None:
+    """PlanRefused where the plan was made for another engine, another release of it, another model, or another GPU."""
+    for what, made_for, found in _differences(plan, facts):
+        raise PlanRefused(f"it was made for {what} {made_for}, and this is {found}: record, judge and apply anew here")
+
+
+def _differences(plan: Plan, facts: Mapping[str, Any]) -> Iterator[tuple[str, str | None, str | None]]:
+    for what, made_for in (("framework", plan.framework), ("framework_version", plan.framework_version)):
+        if made_for and facts.get(what) and made_for != facts[what]:
+            yield what.replace("_", " "), made_for, facts[what]
+    if plan.model and facts.get("model") and model_name(plan.model) != model_name(facts["model"]):
+        yield "the model", plan.model, facts["model"]
+    if plan.machine.device == "cuda":
+        found = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+        if plan.machine.device_name and found not in plan.machine.device_name.split(", "):
+            yield "the device", plan.machine.device_name, found
+
+
+def model_name(model: str) -> str:
+    """Of a model that is named by its id or by its folder, in the hub's cache or elsewhere: what both end with."""
+    parts = Path(model).parts
+    cached = [part.rpartition("--")[2] for part in parts if part.startswith("models--")]
+    return (cached or parts or ("",))[-1].casefold()

@@ -7,6 +7,7 @@ process leaves what became of the plan in a file of its own (`Engagement`), whic
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import sys
@@ -15,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,16 @@ import torch
 from kcap.bench.apply import quality
 from kcap.bench.apply.graphs import ENGINE, Arm, GraphSets, GraphUses, Table
 from kcap.bench.apply.launches import Launches
-from kcap.bench.apply.quality import Agree, QualityCheck, compare_logits, on_any_rank, rows_of, why_different
+from kcap.bench.apply.matching import PlanRefused, check_engine
+from kcap.bench.apply.quality import (
+    OWN_TIMEOUT,
+    Agree,
+    QualityCheck,
+    compare_logits,
+    on_any_rank,
+    rows_of,
+    why_different,
+)
 from kcap.bench.apply.seams import Functions, Operators, Placed, Replacements, Seam
 from kcap.bench.build import BuildFailed, build
 from kcap.capture.session import Session
@@ -41,6 +52,7 @@ WRITTEN_EVERY = 1.0  # seconds
 ENDING = ".engagement.json"
 CHECKS = 2  # invocations of each Solution outside a graph that are compared with the engine's own first
 BUILT = "built"
+OTHERS_WAIT = timedelta(seconds=60)  # for this rank, in a collective of the forward that failed here alone
 
 
 def session_options(plans: Sequence[Plan], left: Path, window: str = WINDOW, **extension: Any) -> dict[str, Any]:
@@ -59,10 +71,6 @@ def session_options(plans: Sequence[Plan], left: Path, window: str = WINDOW, **e
             "solutions": plans[0].hashes,
         },
     }
-
-
-class PlanRefused(Exception):
-    """This engine cannot hold the plan. It does not start, for it would silently be the engine's own."""
 
 
 def read_engagements(left: Path) -> list[Engagement]:
@@ -86,6 +94,7 @@ class PlanWindow(Window):
         self._under_way: StepShape | None = None
         self._sets = GraphSets()
         self._to_compare = session.extension.get("compared", 0)
+        self._comparing = bool(self._to_compare)
         self.arm: Arm = 0
         self.index = 0  # of the step
         self.rank, self._world_size = 0, 1
@@ -136,7 +145,7 @@ class PlanWindow(Window):
     @property
     def arms(self) -> Sequence[Arm]:
         """What this engine runs with, that first that it begins with."""
-        return (0, ENGINE) if self.session.extension.get("compared") else (0,)
+        return (0, ENGINE) if self._comparing else (0,)
 
     def show(self, arm: Arm) -> None:
         """Let the engine find the graphs of this arm alone, and launch its kernels."""
@@ -144,8 +153,10 @@ class PlanWindow(Window):
         self.replacements.on = arm if arm >= 0 else None
         self._sets.show(arm)
 
-    def capture(self, tables: Callable[[], Sequence[Table]], original: Callable[[], Any]) -> Any:
-        """Capture the graphs of every arm."""
+    def capture(self, tables: Callable[[], Sequence[Table]], original: Callable[[], Any], compares: bool) -> Any:
+        """Capture the graphs of every arm. `compares`: `forward` is called, for which the engine's own are kept."""
+        if not compares:
+            self._comparing, self._to_compare = False, 0
         if len(self.arms) == 1:
             return original()
         result = self._sets.capture(self.arms, tables, original, self.show)
@@ -155,16 +166,19 @@ class PlanWindow(Window):
     def forward(self, forward: Forward) -> Any:
         """In a step that is compared every Solution is, first, without graphs; then, where there are logits, the
         forward runs with every arm's kernels, with the step's own last."""
-        if not self.compares():
+        if not self._to_compare:
+            return forward.run()
+        ranks = forward.ranks()
+
+        def agree(flags: Sequence[bool], wait: timedelta = OWN_TIMEOUT) -> list[bool]:
+            with self.taps.externals.ignoring():
+                return on_any_rank(flags, ranks, wait)
+
+        if not self.compares(agree):
             return forward.run()
         self._to_compare -= 1
         own, tokens = self.arm, self._under_way.tokens if self._under_way else 0
-        kept, ranks = self._copies(forward), forward.ranks()
-
-        def agree(flags: Sequence[bool]) -> list[bool]:
-            with self.taps.externals.ignoring():
-                return on_any_rank(flags, ranks)
-
+        kept = self._copies(forward)
         if agree([kept is None])[0] or kept is None:
             self.stop_comparing()
             return forward.run()
@@ -191,11 +205,11 @@ class PlanWindow(Window):
                 made = run_as(each)
                 found[each] = logits_of(made)
             check = self._check_of(found)
-        except Exception as error:  # of torch, say that its memory is full: the engine goes on
+        except Exception as error:  # of torch, say that its memory is full: the engine goes on, if all ranks had one
             self._say_not_compared(error)
             check, failed = None, True
             self.show(own)
-        (failed,) = agree([failed])
+        (failed,) = agree([failed], OTHERS_WAIT if failed else OWN_TIMEOUT)
         arm = self.compared(check, agree)
         return run_as(arm) if failed or arm != own else made
 
@@ -220,10 +234,11 @@ class PlanWindow(Window):
             for one, times in zip(self.replacements.placed, before, strict=True):
                 one.eager = times
 
-    def compares(self) -> bool:
-        """Whether the step that is under way is compared: told by what all ranks know, for all must run as many
-        forwards."""
-        return self._to_compare > 0 and self._under_way is not None and self._under_way.phase == "decode"
+    def compares(self, agree: Agree) -> bool:
+        """Whether the step that is under way is compared: on all ranks or on none, for all run as many forwards. A
+        rank may have begun to follow the engine's steps a moment after another."""
+        (not_here,) = agree([self._under_way is None or self._under_way.phase != "decode"])
+        return not not_here
 
     def compared(self, check: QualityCheck | None, agree: Agree) -> Arm:
         """What the step goes on with, on all ranks alike. `check`: None where this rank has no logits."""
@@ -255,7 +270,7 @@ class PlanWindow(Window):
             self._sets.drop(ENGINE)
 
     def keep_check(self, check: QualityCheck) -> None:
-        with self.left_file(quality.ENDING).open("ab") as file:
+        with contextlib.suppress(OSError), self.left_file(quality.ENDING).open("ab") as file:
             file.write(check.line())
 
     def _check_of(self, logits: Mapping[Arm, Any]) -> QualityCheck | None:
@@ -356,35 +371,13 @@ class PlanWindow(Window):
         return self.left / f"{self.session.shard().name}{ending}"
 
 
-def check_engine(plan: Plan, facts: Mapping[str, Any]) -> None:
-    """PlanRefused where the plan was made for another engine, another release of it, another model, or another GPU."""
-    for what, made_for, found in _differences(plan, facts):
-        raise PlanRefused(f"it was made for {what} {made_for}, and this is {found}: record, judge and apply anew here")
-
-
-def _differences(plan: Plan, facts: Mapping[str, Any]) -> Iterator[tuple[str, str | None, str | None]]:
-    for what, made_for in (("framework", plan.framework), ("framework_version", plan.framework_version)):
-        if made_for and facts.get(what) and made_for != facts[what]:
-            yield what.replace("_", " "), made_for, facts[what]
-    if plan.model and facts.get("model") and model_name(plan.model) != model_name(facts["model"]):
-        yield "the model", plan.model, facts["model"]
-    if plan.machine.device == "cuda":
-        found = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-        if plan.machine.device_name and found not in plan.machine.device_name.split(", "):
-            yield "the device", plan.machine.device_name, found
-
-
-def model_name(model: str) -> str:
-    """Of a model that is named by its id or by its folder, in the hub's cache or elsewhere: what both end with."""
-    parts = Path(model).parts
-    cached = [part.rpartition("--")[2] for part in parts if part.startswith("models--")]
-    return (cached or parts or ("",))[-1].casefold()
-
-
 def place(plan: Plan, folder: Path, number: int = 0) -> list[Placed]:
     """The plan's replacements, each Solution built once, below `folder`; BuildFailed where one cannot be. `number`: the
     plan's."""
-    functions = {sha256: _built(solution, folder) for sha256, solution in plan.solutions.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # what another rank compiles is used again
+        functions = {sha256: _built(solution, folder) for sha256, solution in plan.solutions.items()}
     return [
         Placed(one, functions[one.solution], plan.solutions[one.solution].spec.destination_passing_style, plan=number)
         for one in plan.replacements

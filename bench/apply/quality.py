@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ MOST_DIFFERENT = 0.1  # of the logits' root mean square: what rounds otherwise i
 MOST_ROWS = 256  # of one step: the logits of thousands of tokens are gigabytes
 Generated = Sequence[Sequence[int]]  # token ids, by request
 Agree = Callable[[Sequence[bool]], list[bool]]  # as on_any_rank, of this rank's own
+OWN_TIMEOUT = timedelta()  # that of the group
 
 
 class QualityCheck(Record):
@@ -112,10 +114,14 @@ def _mean(parts: Sequence[LogitsCompared]) -> LogitsCompared:
     )
 
 
-def on_any_rank(flags: Sequence[bool], ranks: Any) -> list[bool]:
-    """Each of the flags, if any of `ranks`, a group on the CPU, has set it: what they run next they run together."""
+def on_any_rank(flags: Sequence[bool], ranks: Any, wait: timedelta = OWN_TIMEOUT) -> list[bool]:
+    """Each of the flags, if any of `ranks`, a group on the CPU, has set it: what they run next they run together.
+
+    RuntimeError where they do not come within `wait`.
+    """
     if ranks is None:
         return list(flags)
     told = torch.tensor(flags, dtype=torch.int32, device="cpu")
-    torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX, ranks)
+    work = torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX, ranks, async_op=True)
+    work.wait(wait)
     return [bool(flag) for flag in told.tolist()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -124,13 +124,26 @@ class Groups:
 
 
 def ranks_of_forward(state_module: str = "vllm.distributed.parallel_state") -> Any:
-    """The group, on the CPU, of the ranks that run this one's forwards with it: all, or those of its pipeline's stage.
+    """The group, on the CPU, of the ranks that run this one's forwards with it: those of its pipeline's stage.
 
     None for a rank alone.
     """
-    state = sys.modules[state_module]
-    group = state.get_world_group() if state.get_pp_group().world_size == 1 else state.get_tp_group()
+    group = sys.modules[state_module].get_tp_group()
     return group.cpu_group if group.world_size > 1 else None
+
+
+def tensors_in(*values: Any) -> Iterator[Any]:
+    """Those that a forward is given and may add to, which are no integers: by themselves, in lists, by name, or from an
+    earlier stage of a pipeline."""
+    import torch
+
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield from [value] if value.is_floating_point() else []
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(*value)
+        elif isinstance(named := getattr(value, "tensors", value), Mapping):
+            yield from tensors_in(*named.values())
 
 
 def _handle(group: Any) -> int:

@@ -60,8 +60,11 @@ class Lifecycle:
         """The model is loaded, its operators are registered, and nothing is compiled or captured yet. `facts`: as in
         `start`. Nothing to do for a recording; what it raises ends the engine's start."""
 
-    def capture(self, tables: Callable[[], Sequence[dict[Any, Any]]], original: Callable[[], Any]) -> Any:
-        """The engine captures its CUDA graphs, by `original`. `tables`: where it keeps them, by what they are for."""
+    def capture(
+        self, tables: Callable[[], Sequence[dict[Any, Any]]], original: Callable[[], Any], compares: bool
+    ) -> Any:
+        """The engine captures its CUDA graphs, by `original`. `tables`: where it keeps them, by what they are for;
+        `compares`: it will call `forward`."""
         return original()
 
     def forward(self, forward: Forward) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import orjson
@@ -47,6 +47,7 @@ Examples:
 """
 COMPARED = 8  # steps whose logits are compared
 PATH = click.Path(path_type=Path)
+Line = TypeVar("Line", "TimedStep", "QualityCheck")
 
 
 @click.command(epilog=EXAMPLE, context_settings={"allow_interspersed_args": False})
@@ -146,8 +147,9 @@ def keep(applied: Applied, output: Path | None) -> None:
 
 @dataclass
 class Measured:
-    """What one engine left: the steps and checks of its lowest rank, what became of the plans in every process, and the
-    token ids that it generated for each request, where it ran offline."""
+    """What one engine left: the steps of its lowest rank, the checks of the lowest that has logits (a pipeline's last
+    stage), what became of the plans in every process, and the token ids that it generated for each request, where it
+    ran offline."""
 
     steps: list[TimedStep]
     checks: list[QualityCheck]
@@ -159,13 +161,17 @@ class Measured:
         """KcapError without a step."""
         if not steps:
             raise KcapError("the engine ran no step that could be measured")
-        rank = min(step.rank for step in steps)
-        return cls([step for step in steps if step.rank == rank], [check for check in checks if check.rank == rank])
+        return cls(_of_lowest(steps), _of_lowest(checks))
 
     @property
     def decode_us(self) -> float:
         """The mean of a decode step."""
         return fmean([step.us for step in self.steps if step.phase == "decode"] or [step.us for step in self.steps])
+
+
+def _of_lowest(lines: Sequence[Line]) -> list[Line]:
+    rank = min((line.rank for line in lines), default=0)
+    return [line for line in lines if line.rank == rank]
 
 
 def fresh_order(pairs: int) -> list[int]:

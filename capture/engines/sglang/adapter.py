@@ -11,16 +11,16 @@ from typing import Any
 import orjson
 
 from kcap.capture.engines import Framework, Plugin, Server, Start
-from kcap.capture.engines.sglang import operators
+from kcap.capture.engines.sglang import operators, reruns
 from kcap.capture.engines.sglang.graphs import hook_graphs
 from kcap.capture.hooks.imports import Hook, when_imported
 from kcap.capture.session import Session
 from kcap.capture.turns.blocks import BLOCK, BlockHashes
 from kcap.capture.turns.middleware import TurnRecorder
-from kcap.capture.window.hooking import Around, Groups, announce, contained, ranks_of_forward, run_after_pause, wrap
+from kcap.capture.window.hooking import Around, Groups, announce, contained, run_after_pause, wrap
 from kcap.capture.window.process import rank_facts
 from kcap.capture.window.requests import Requests
-from kcap.capture.window.window import Forward, StepShape, Window
+from kcap.capture.window.window import StepShape, Window
 
 FRAMEWORK = Framework(
     "SGLang",
@@ -104,6 +104,7 @@ def hook(window: Window) -> None:
     for module, hook_module in hooks.items():
         when_imported(module, contained(window, hook_module))
     hook_graphs(window, groups.tell)
+    reruns.hook_captures(window)
 
 
 def _hook_runner(module: ModuleType, steps: Steps, window: Window) -> None:
@@ -239,16 +240,17 @@ class Steps:
 
     def forward(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
         self._forwards += 1
+        batch = args[0] if args else kwargs.get("forward_batch")
+        run = functools.partial(original, *args, **kwargs)
+        if self._window.session.extension and reruns.may_run_again(runner) and _decodes(batch):
+            run = functools.partial(self._window.forward, reruns.forward(runner, run))
         if not self._window.following:
             self._window.finish_profiling()
-            return original(*args, **kwargs)
-        batch = args[0] if args else kwargs.get("forward_batch")
+            return run()
         step: StepShape | None = self._guarded(shape, batch, runner, self._scheduled)
         began = step is not None and self._window.begin(step)
-        run = functools.partial(original, *args, **kwargs)
-        again = step is not None and step.phase == "decode" and _may_run_again(runner)
         try:
-            output = self._window.forward(_forward(run)) if again else run()
+            output = run()
         except BaseException:
             self._window.discard()
             raise
@@ -270,24 +272,6 @@ class Steps:
             return None
 
 
-def _forward(run: Callable[[], Any]) -> Forward:
-    ranks = functools.partial(ranks_of_forward, STATE)
-    return Forward(run, lambda rows: rows, hidden=_token_logits, ranks=ranks)
-
-
-def _may_run_again(runner: Any) -> bool:
-    """Whether a forward may be run again: not one that would go on from what it made of a state space model's states,
-    nor one that would wait for replicas that share its experts, and may run another kind of step."""
-    pool = getattr(runner, "req_to_token_pool", None)
-    keeps_states = any(hasattr(pool, name) for name in ("mamba_pool", "mamba_cache"))
-    return not keeps_states and not getattr(getattr(runner, "server_args", None), "enable_dp_attention", False)
-
-
-def _token_logits(output: Any) -> Any:
-    """[sequences, vocabulary] of a decode; None of an early stage of a pipeline."""
-    return getattr(getattr(output, "logits_output", None), "next_token_logits", None)
-
-
 VERIFY = "TARGET_VERIFY"  # of a draft's tokens, which the batch's lengths do not count
 
 
@@ -298,6 +282,10 @@ PHASES = {
     VERIFY: "decode",
     "MIXED": "mixed",
 }
+
+
+def _decodes(batch: Any) -> bool:
+    return PHASES.get(batch.forward_mode.name) == "decode"
 
 
 HEALTH_CHECK = "HEALTH_CHECK"  # how the names of a server's own probes begin

@@ -23,7 +23,16 @@ from kcap.capture.engines.vllm import fused
 from kcap.capture.hooks.imports import when_imported
 from kcap.capture.session import Session
 from kcap.capture.turns.blocks import BLOCK, BlockHashes
-from kcap.capture.window.hooking import Around, Groups, announce, contained, ranks_of_forward, run_after_pause, wrap
+from kcap.capture.window.hooking import (
+    Around,
+    Groups,
+    announce,
+    contained,
+    ranks_of_forward,
+    run_after_pause,
+    tensors_in,
+    wrap,
+)
 from kcap.capture.window.process import rank_facts
 from kcap.capture.window.window import Forward, StepShape, Window
 
@@ -145,28 +154,42 @@ def _hook_runner(module: ModuleType, steps: Steps, window: Window) -> None:
 def _capture_model(window: Window, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
     if kwargs.get("profile_only"):  # graphs that are thrown away again, for their memory
         return original(*args, **kwargs)
-    return window.capture(functools.partial(_graph_tables, runner), functools.partial(original, *args, **kwargs))
+    capture = functools.partial(original, *args, **kwargs)
+    return window.capture(functools.partial(_graph_tables, runner), capture, compares=_may_run_again(runner))
 
 
 def _graph_tables(runner: Any) -> list[dict[Any, Any]]:
-    """Where both runners keep their graphs, each by the batch that it is for: in wrappers around what is compiled, and
-    in the V2 runner's manager."""
+    """Where both runners keep their graphs, each by the batch that it is for: in wrappers around what is compiled or
+    runs in halves, and in managers of the V2 runner and its drafts."""
     wrapper_class = getattr(sys.modules.get("vllm.compilation.cuda_graph"), "CUDAGraphWrapper", None)
     found = list(getattr(wrapper_class, "_all_instances", ()))  # of newer releases; in older ones nobody knows them all
     if wrapper_class and not found:
         found = [o for o in gc.get_objects() if type(o) is wrapper_class]
-    managers = [o for o in vars(runner).values() if isinstance(getattr(o, "graphs", None), dict)]
-    return [*(wrapper.concrete_cudagraph_entries for wrapper in found), *(manager.graphs for manager in managers)]
+    owners = [runner, getattr(runner, "speculator", None)]
+    held = [held for owner in owners for held in getattr(owner, "__dict__", {}).values()]
+    managed = (getattr(one, name, None) for one in held for name in ("graphs", "cudagraphs"))
+    return [
+        *(wrapper.concrete_cudagraph_entries for wrapper in found),
+        *(table for table in managed if isinstance(table, dict)),
+    ]
+
+
+def _may_run_again(runner: Any) -> bool:
+    """Whether a forward may: not with replicas that share its experts, and may run another kind of step, nor where a
+    context is spread over ranks; and in the V2 runner it is no call by itself."""
+    parallel = runner.vllm_config.parallel_config
+    spread = getattr(parallel, "prefill_context_parallel_size", 1) * parallel.data_parallel_size
+    return spread == 1 and hasattr(runner, "_model_forward")
 
 
 def _model_forward(window: Window, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
     run = functools.partial(original, *args, **kwargs)
-    if runner.vllm_config.parallel_config.data_parallel_size > 1:
-        return run()  # once, as in the replicas that share experts with this one, and may run another kind of step
+    if not _may_run_again(runner):
+        return run()
     logits = getattr(runner.model, "compute_logits", None)  # a model that embeds has none
-    return window.forward(
-        Forward(run, logits, functools.partial(_states, runner), _without_graphs, ranks=ranks_of_forward)
-    )
+    given = list(tensors_in(args, kwargs))  # which its layers may add to
+    states = lambda: [*given, *_states(runner)]  # noqa: E731
+    return window.forward(Forward(run, logits, states, _without_graphs, ranks=ranks_of_forward))
 
 
 @contextmanager

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,9 +21,9 @@ from applied_plans import plan_of, python_solution
 
 from kcap.bench.apply import process
 from kcap.bench.apply.graphs import ENGINE, GraphSets
-from kcap.bench.apply.process import PlanWindow, read_engagements, session_options
+from kcap.bench.apply.process import PlanWindow, read_engagements
 from kcap.bench.apply.quality import MOST_ROWS, compare_logits, read_checks, rows_of
-from kcap.capture.session import Session
+from kcap.capture.engines.vllm import adapter as vllm
 from kcap.capture.window.step import Forward, StepShape
 from kcap.schemas.derive.derive import derive
 from kcap.schemas.recording.recording import Recording
@@ -25,26 +31,6 @@ from kcap.schemas.recording.recording import Recording
 X = torch.randn(4, 8)
 DECODE = StepShape("decode", [1] * 4, [9] * 4)
 Started = Callable[..., PlanWindow]
-
-
-@pytest.fixture
-def started(recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
-    """A window whose plan replaces ReLU; `checks`: of it by itself, which in a graph cannot be."""
-    windows: list[PlanWindow] = []
-
-    def start(source: str, checks: int = 0) -> PlanWindow:
-        monkeypatch.setattr(process, "CHECKS", checks)
-        plan = plan_of(recording, python_solution(derive(recording).kernels[0].definition.name, source))
-        session = Session(str(tmp_path / "shards"), window="manual", **session_options([plan], tmp_path, compared=1))
-        Path(session.directory).mkdir()
-        windows.append(PlanWindow(session))
-        windows[0].loaded(rank=0)
-        return windows[0]
-
-    yield start
-    for window in windows:
-        for seam in window._seams:
-            seam.uninstall()
 
 
 def step(window: PlanWindow, logits: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> torch.Tensor:
@@ -103,22 +89,27 @@ import torch
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=1, world_size=2)
 runs = []
-taken_out = ([0], [0], [0, 1], [0])  # room for states? did it fail? do logits differ, is it out? is it in a graph?
-failed = ([0], [1], [0, 1], [0])
-for flags in (*taken_out, *failed, [0]):
+# is it compared by none? is there no room for states? did it fail? do logits differ, is it out? is it in a graph?
+taken_out = ([0], [0], [0], [0, 1], [0])
+failed = ([0], [0], [1], [0, 1], [0])
+for flags in (*taken_out, *failed, [0], [0], [1], [0], [0]):
     told = torch.tensor(flags, dtype=torch.int32)
     dist.all_reduce(told, dist.ReduceOp.MAX)
     runs.append(told.tolist())
-assert runs == [[0], [0], [0, 1], [1], [0], [1], [0, 1], [1], [1]], runs
+told_out, told_failed = runs[:5], runs[5:10]
+assert told_out == [[0], [0], [0], [0, 1], [1]] and told_failed == [[0], [0], [1], [0, 1], [1]], runs
+assert runs[10:] == [[0], [1], [1], [0], [0]], runs
+sys.stdin.read()  # and comes to no more
 os._exit(0)  # gloo may abort a process whose peer is still there as it ends
 """
 
 
+@pytest.mark.timeout(120)
 def test_ranks_take_out_the_same_and_run_as_many_forwards(
-    started: Started, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    started: Started, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a forward they wait for each other."""
-    peer = subprocess.Popen([sys.executable, "-c", PEER, str(tmp_path / "meeting")])
+    peer = subprocess.Popen([sys.executable, "-c", PEER, str(tmp_path / "meeting")], stdin=subprocess.PIPE)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=2)
     try:
         window = started("def run(x):\n    return x.clamp(min=0)\n")
@@ -150,7 +141,17 @@ def test_ranks_take_out_the_same_and_run_as_many_forwards(
         with torch.no_grad():
             forward(lambda: [object()])  # as where its states have no room
         assert forwards == 9 and "could not be compared" in capfd.readouterr().err
-        assert peer.wait(60) == 0
+        window._to_compare = 1
+        with torch.no_grad():
+            forward()
+        assert forwards == 10 and window._to_compare == 1, "the other does not follow the engine's steps yet"
+        monkeypatch.setattr(process, "OTHERS_WAIT", timedelta(seconds=1))
+        monkeypatch.setattr(process, "compare_logits", None)
+        with torch.no_grad(), pytest.raises(RuntimeError, match=r"[Tt]imed out"):
+            forward()
+        assert peer.poll() is None and "could not be compared" in capfd.readouterr().err, "it waits in its own forward"
+        peer.communicate()
+        assert peer.returncode == 0
     finally:
         peer.kill()
         torch.distributed.destroy_process_group()
@@ -221,6 +222,65 @@ def test_what_logits_differ_by() -> None:
     assert compared.kl == pytest.approx(expected.item(), rel=1e-5)
     assert compared.rms == pytest.approx(2**0.5)  # 2 of one number in four, of a root mean square of 2**-0.5
     assert compare_logits(other * float("inf"), own).kl is None
+
+
+def test_what_an_engine_gives_its_forward_is_as_it_was_in_each(started: Started, tmp_path: Path) -> None:
+    """Layers of an early stage's output, or of embeddings, add to it."""
+    window = started("def run(x):\n    return x.clamp(min=0)\n")
+    stage, runs = torch.zeros(4, 8), []
+
+    class Runner:
+        vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
+        model = SimpleNamespace(compute_logits=torch.clone)
+        kv_caches: list[torch.Tensor] = []
+
+        def _model_forward(self, input_ids: torch.Tensor, intermediate_tensors: object) -> torch.Tensor:
+            runs.append(float(stage.sum()))
+            stage.add_(X)
+            return torch.relu(stage)
+
+    groups = SimpleNamespace(get_tp_group=lambda: SimpleNamespace(world_size=1))
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setitem(sys.modules, "vllm.distributed.parallel_state", groups)
+        patch.setattr(vllm, "_without_graphs", contextlib.nullcontext)
+        window.begin(DECODE)
+        run = functools.partial(Runner()._model_forward, torch.ones(4, dtype=torch.int32))
+        out = vllm._model_forward(window, run, Runner(), SimpleNamespace(tensors={"residual": stage}))
+        window.end()
+    assert runs == [0] * 3 and torch.equal(stage, X) and torch.equal(out, torch.relu(X))
+    assert next(read_checks(tmp_path)).arms[0].rms == 0
+
+
+def test_graphs_of_drafts_and_of_halves_are_exchanged_too() -> None:
+    managers = [SimpleNamespace(graphs={1: "graph"}) for _ in range(2)]
+    halves = SimpleNamespace(cudagraphs={2: "graph"})
+    runner = SimpleNamespace(manager=managers[0], model=halves, speculator=SimpleNamespace(prefills=managers[1]))
+    assert vllm._graph_tables(runner) == [{1: "graph"}, {2: "graph"}, {1: "graph"}]
+
+
+def test_the_engines_own_graphs_are_captured_only_where_forwards_are_compared(started: Started) -> None:
+    window = started("def run(x):\n    return x.clamp(min=0)\n")
+    shown: list[int] = []
+    window.capture(list, lambda: shown.append(window.arm), compares=True)
+    window.capture(list, lambda: shown.append(window.arm), compares=False)
+    assert shown == [0, ENGINE, 0] and window.arms == (0,)
+
+
+def test_ranks_build_a_solution_one_after_another(recording: Recording, tmp_path: Path) -> None:
+    """A compiler of one would find its folder removed by another."""
+    plan = plan_of(recording, python_solution(derive(recording).kernels[0].definition.name, "def run(x):\n    pass\n"))
+    inside: list[int] = []
+
+    def build(*_: object) -> Callable[..., None]:
+        inside.append(1)
+        time.sleep(0.1)
+        assert len(inside) == 1
+        inside.pop()
+        return lambda x: None
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as ranks:
+        patch.setattr(process, "build", build)
+        assert len(list(ranks.map(lambda _: process.place(plan, tmp_path / "built"), range(4)))) == 4
 
 
 def test_the_engine_finds_the_graphs_of_one_arm() -> None:
