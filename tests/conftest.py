@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,11 @@ from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, Ta
 from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec
 from kcap.schemas.results.command_output import format_of_output
 
-settings.register_profile("kcap", settings(), deadline=None)  # of a busy machine; what hangs is ended by pytest-timeout
+settings.register_profile(
+    "kcap",
+    deadline=None,  # of a busy machine; what hangs is ended by pytest-timeout
+    derandomize=os.environ.get("KCAP_EXAMPLES") == "fixed",  # a change is not refused for what it did not change
+)
 settings.load_profile("kcap")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mixed_batches import ARGUMENTS, LAYERS, OUTPUT, PROMPTS
+from mixed_batches import ARGUMENTS, BLOCKS, LAYERS, OUTPUT, PROMPTS
 
 from kcap.capture.controller.models import find_config
 from kcap.capture.controller.run import own_caches
@@ -20,7 +20,8 @@ from kcap.capture.session import SESSION_VARIABLE, Session
 from kcap.schemas.recording.recording import Recording, load
 
 MODEL_LAYERS, VOCABULARY = 3, 60_000
-ENGINE_ARGUMENTS = ("dtype=bfloat16", "max_model_len=512")
+ENGINE_ARGUMENTS = ("dtype=bfloat16", "max_model_len=512", f"num_gpu_blocks_override={BLOCKS}")
+STARTING = Path(__file__).parent / "starting"
 KCAP = """
 from kcap.cli import main
 from kcap.system import machine
@@ -53,8 +54,9 @@ def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory, own_key: None) -> dict[str, str]:
-    """No hub, no statistics, a small cache, and a compile cache of its own."""
+    """No hub, no statistics, a small cache, a compile cache of its own, and quick imports."""
     small = {
+        "PYTHONPATH": str(STARTING),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -108,7 +110,8 @@ def generate(model: Path, one_process: dict[str, str]) -> Callable[..., list[lis
         session = Session(str(directory / "shards"), framework="vLLM", model="tiny", fail=fail)
         session.write()
         always = {"model": str(model), "load_format": "dummy", "hf_overrides": {"num_hidden_layers": LAYERS}}
-        given = {"skip_tokenizer_init": True, "dtype": "bfloat16", "max_model_len": 512}
+        sizes = {"max_model_len": 512, "num_gpu_blocks_override": BLOCKS}
+        given = {"skip_tokenizer_init": True, "dtype": "bfloat16", **sizes}
         job = {
             "session": str(session.file),
             "workload": {"prompts": prompts, "output_len": output_len},

@@ -12,8 +12,8 @@ import pytest
 
 from kcap.capture.session import SESSION_VARIABLE
 
-ROOT = Path(__file__).parents[2]
-MADE = ROOT / ".venv-sglang"
+HERE = Path(__file__).parent
+MADE = HERE.parents[1] / ".venv-sglang"
 PYTHON = Path(os.environ.get("KCAP_SGLANG_PYTHON", MADE / "bin/python"))
 GPU = os.path.exists("/dev/nvidiactl")
 THERE = PYTHON.exists() and ("KCAP_SGLANG_PYTHON" in os.environ or any(MADE.glob("kcap-*")))
@@ -29,13 +29,14 @@ TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 
 
 def environment(**more: str) -> dict[str, str]:
-    """No hub; stand-ins for what has no build for a CPU, where there is no GPU.
+    """No hub, and quick imports; stand-ins for what has no build for a CPU, where there is no GPU.
 
     The clone that the tests run in stays off the path: its kcap.egg-info may be of another environment, and older.
     """
     kept = {name: value for name, value in os.environ.items() if name not in (SESSION_VARIABLE, "SGLANG_PLUGINS")}
-    stubs = {} if GPU else {"PYTHONPATH": str(ROOT / "tests/engines/sglang_cpu/stubs")}
-    return {**kept, **stubs, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1", **more}
+    folders = [HERE / "starting", *([] if GPU else [HERE / "sglang_cpu/stubs"])]
+    path = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+    return {**kept, **path, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1", **more}
 
 
 def command(*words: object) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mixed_batches import BLOCKS
 
 from kcap.schemas.results.plan import plan_bytes, read_plan
 
@@ -39,6 +40,7 @@ ENGINE = [
     *("--model", "kcap/tiny-llama", "--load-format", "dummy", "--num-layers", str(LAYERS), "--eager"),
     *("--num-prompts", "4", "--input-len", "24", "--output-len", str(OUTPUT)),
     *("--engine-arg", "dtype=float32", "--engine-arg", "max_model_len=512"),
+    *("--engine-arg", f"num_gpu_blocks_override={BLOCKS}"),
 ]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from applied_plans import plan_of, python_solution
-from mixed_batches import ARGUMENTS, AVX512, LAYERS, LINEAR, OUTPUT, PROMPTS, plain
+from mixed_batches import ARGUMENTS, AVX512, BLOCKS, LAYERS, LINEAR, OUTPUT, PROMPTS, plain
 
 import kcap
 from kcap.capture.fold.recording import fold_session
@@ -201,7 +201,8 @@ def two_ranks(model: Path, environment: dict[str, str], tmp_path_factory: pytest
     """`two_ranks(command…)`: kcap with the engine of `recording`; what it prints."""
     prompts = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
-    given = {**ARGUMENTS, "tensor_parallel_size": 2, "dtype": "bfloat16", "max_model_len": 512}
+    sizes = {"max_model_len": 512, "num_gpu_blocks_override": BLOCKS}
+    given = {**ARGUMENTS, **sizes, "tensor_parallel_size": 2, "dtype": "bfloat16"}
     arguments = [word for name, value in given.items() for word in ("--engine-arg", f"{name}={value}")]
     start = ["--model", str(model), "--load-format", "dummy", "--num-layers", str(LAYERS), "--eager"]
     load = ["--prompts", str(prompts), "--output-len", str(OUTPUT)]
