@@ -42,6 +42,10 @@ class Conversations:
     def __len__(self) -> int:
         return len(self._places)
 
+    def forget(self) -> None:
+        """That earlier turns may be gone on with."""
+        self._places.clear()
+
     def begin(self, number: int, messages: Sequence[Message]) -> tuple[Place, Place | None]:
         """The place of the turn `number`, and that of the turn which it goes on with.
 

@@ -128,7 +128,7 @@ def _with_usage(turn: Turn, recording: Recording) -> Turn:
 class Asked:
     """A request with its answer as other forms have them: OpenAI's messages. `fields`: further ones of the Turn.
 
-    `others`: further answers to the same request, each with how it ended.
+    `others`: further answers to the same request, each with how it ended. `begins`: it goes on with none before it.
     """
 
     messages: Sequence[Message]
@@ -136,6 +136,7 @@ class Asked:
     finish: str = ""
     others: Sequence[tuple[Message, str]] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)
+    begins: bool = False
 
 
 def link(asked: Iterable[Asked]) -> list[Turn]:
@@ -143,6 +144,8 @@ def link(asked: Iterable[Asked]) -> list[Turn]:
     conversations = Conversations()
     turns = []
     for number, one in enumerate(asked):
+        if one.begins:
+            conversations.forget()
         place, parent = conversations.begin(number, one.messages)
         conversations.remember(place, one.messages, one.answer)
         links: dict[str, Any] = {"parent": parent.number, "shared": parent.messages} if parent else {}

@@ -3,7 +3,7 @@
     [{"id": "0", "conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}, …]}]
 
 Those benchmarks send the first two messages alone. A conversation is written once, as its last turn left it,
-and as one line of turns.
+and as one line of turns; each that is read is a session.
 """
 
 from __future__ import annotations
@@ -51,23 +51,28 @@ class ShareGPT(Form):
         document: list[dict[str, Any]] = parse_json(content, DOCUMENT, place)
         for number, item in enumerate(document):
             messages: list[dict[str, Any]] = []
+            begins = True
             texts = item.get("conversations", item.get("conversation"))
             if not isinstance(texts, list):
                 raise FormatError(f"{place}: {number}", "conversations: must be a list")
             for entry in texts:
                 message = _message(entry, f"{place}: {number}")
                 if message["role"] == "assistant" and messages:
-                    asked.append(Asked(list(messages), message, fields={"status": 200}))
+                    asked.append(Asked(list(messages), message, fields={"status": 200}, begins=begins))
+                    begins = False
                 messages.append(message)
         return AgentTurns(link(asked))
 
     def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
         kept = list(turns_with_texts(trace, turns_in_line(trace, losses), losses))
-        gone_on = {turn.parent for turn, _ in kept}
+        whole = {turn.number: len(messages) + bool(turn.answers) for turn, messages in kept}
+        gone_on = {of for turn, _ in kept if (of := turn.parent) is not None and turn.shared == whole.get(of)}
         items = []
         for turn, messages in kept:
             if turn.number in gone_on and not turn.answers:
                 losses.reduce(TURN, "that it has no answer", 1)
+            if turn.parent not in (None, *gone_on):
+                losses.reduce(TURN, "that it goes on without the answer before it", 1)
             _count_losses(turn, losses)
             answer = answer_of(turn)
             if turn.number not in gone_on:

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kcap.errors import CallError, FormatError
@@ -103,11 +103,17 @@ def in_order(asked: list[Asked]) -> AgentTurns:
 
 
 TRACES = SESSIONS.map(in_order)
+SAID, TOLD = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+# One asked twice, and gone on with without its answer.
+WITHOUT_ITS_ANSWER = in_order(
+    [Asked([SAID, TOLD, SAID, *more], TOLD, fields={"status": 200}) for more in ([], [], [SAID])]
+)
 
 
 @pytest.mark.parametrize("name", forms())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(trace=TRACES)
+@example(trace=WITHOUT_ITS_ANSWER)
 def test_what_a_form_holds_is_read_as_it_was_written(name: str, trace: AgentTurns) -> None:
     files, loss = written(name, trace)
     held = read(name, files)
