@@ -115,7 +115,7 @@ class ArmsWindow(PlanWindow):
 
     def compares(self, agree: Agree) -> bool:
         """Told by the schedule, which all ranks have: nothing is asked in a step that is timed."""
-        return self._begins_block and self.arm == ENGINE
+        return self._under_way is not None and self._begins_block and self.arm == ENGINE
 
     def compared(self, check: QualityCheck | None, agree: Agree) -> Arm:
         if check is not None:

@@ -166,9 +166,9 @@ class PlanWindow(Window):
     def forward(self, forward: Forward) -> Any:
         """In a step that is compared every Solution is, first, without graphs; then, where there are logits, the
         forward runs with every arm's kernels, with the step's own last."""
-        if not self._to_compare:
+        if not self._to_compare or forward.logits is None:
             return forward.run()
-        ranks = forward.ranks()
+        logits, ranks = forward.logits, forward.ranks()
 
         def agree(flags: Sequence[bool], wait: timedelta = OWN_TIMEOUT) -> list[bool]:
             with self.taps.externals.ignoring():
@@ -191,9 +191,7 @@ class PlanWindow(Window):
 
         def logits_of(made: Any) -> Any:
             hidden = forward.hidden(made)
-            if forward.logits is None or not isinstance(hidden, torch.Tensor):  # of an early stage
-                return None
-            return forward.logits(rows_of(hidden, tokens))
+            return logits(rows_of(hidden, tokens)) if isinstance(hidden, torch.Tensor) else None  # of an early stage
 
         found, made, failed = {}, None, False
         try:
@@ -255,7 +253,7 @@ class PlanWindow(Window):
         if agree([any(one.off and one.captured for one in self.replacements.placed)])[0] and not reason:
             reason = "the graphs that hold it hold one that was taken out, too"
         if reason:
-            self._to_compare = 0
+            self._to_compare, self._comparing = 0, False
             for one in self.replacements.placed:
                 if not one.off:
                     one.off = reason
@@ -267,6 +265,7 @@ class PlanWindow(Window):
     def stop_comparing(self) -> None:
         """Give the memory of the engine's own graphs back, once nothing is compared any more."""
         if not self._to_compare:
+            self._comparing = False
             self._sets.drop(ENGINE)
 
     def keep_check(self, check: QualityCheck) -> None:

@@ -3,7 +3,7 @@
     [{"id": "0", "conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}, …]}]
 
 Those benchmarks send the first two messages alone. A conversation is written once, as its last turn left it,
-and as one line of turns; each that is read is a session.
+and as one line of turns; a turn whose answer the next leaves out, by itself. Each that is read is a session.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ShareGPT(Form):
         for turn, messages in kept:
             if turn.number in gone_on and not turn.answers:
                 losses.reduce(TURN, "that it has no answer", 1)
-            if turn.parent not in (None, *gone_on):
+            if turn.parent is not None and turn.parent not in gone_on:
                 losses.reduce(TURN, "that it goes on without the answer before it", 1)
             _count_losses(turn, losses)
             answer = answer_of(turn)

@@ -41,8 +41,10 @@ class ModelRunner:
     """Stands for SGLang's: a decode is one ReLU."""
 
     is_draft_worker = False
+    server_args = SimpleNamespace(speculative_algorithm=None)
 
-    def __init__(self, graphs: Callable[[ModelRunner], Any]) -> None:
+    def __init__(self, graphs: Callable[[ModelRunner], Any], attention: str = "TritonAttnBackend") -> None:
+        self.attn_backend = type(attention, (), {})()
         self.captures = self.eager = 0
         self.decode_cuda_graph_runner: Any = None
         self.decode_cuda_graph_runner = graphs(self)
@@ -115,9 +117,25 @@ def test_nothing_is_compared_where_graphs_cannot_be_exchanged(
     reruns.hook_captures(window)
     with torch.no_grad():
         runner = ModelRunner(functools.partial(graph_runner, named="made"))
-    assert runner.captures == 1 and not reruns.may_run_again(runner)
-    decode(window, runner)
+        planned = ModelRunner(graph_runner, attention="FlashInferAttnBackend")
+    for one in (runner, planned):
+        assert one.captures == 1 and not reruns.may_run_again(one)
+        decode(window, one)
     assert not list(read_checks(tmp_path))
+
+
+def test_a_decode_that_is_planned_ahead_runs_once(graph_runner: Any) -> None:
+    runner = ModelRunner(graph_runner)
+    assert reruns.may_run_again(runner)
+    runner.server_args = SimpleNamespace(speculative_algorithm="EAGLE")
+    assert not reruns.may_run_again(runner)
+
+
+def test_graphs_of_an_older_release_are_none_that_are_exchanged(graph_runner: Any) -> None:
+    older = ModelRunner(lambda runner: None)
+    assert reruns.may_run_again(older)
+    older.graph_runner = object()  # type: ignore[attr-defined]
+    assert not reruns.may_run_again(older)
 
 
 def test_a_drafts_graphs_are_captured_once(started: Callable[..., PlanWindow], graph_runner: Any) -> None:
