@@ -147,6 +147,10 @@ LIBRARIES: dict[str, Library] = {
             "sglang.srt.layers.moe.topk",
             "sglang.jit_kernel.kvcache",  # 0.5.15
             "sglang.kernels.ops.kvcache.kvcache",
+            "sglang.kernels.ops.gemm.tiny_gemm",
+            "sglang.kernels.ops.quantization.per_token_group_quant",
+            "sglang.kernels.ops.gemm.fp8_kernel",
+            "sglang.srt.models.utils",
         ),
     ),
     "sglang_op": Library(

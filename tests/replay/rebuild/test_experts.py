@@ -57,6 +57,17 @@ def test_each_slot_is_in_a_block_of_its_expert() -> None:
         assert len({owner[token * TOP_K + choice] for choice in range(TOP_K)}) == TOP_K
 
 
+@pytest.mark.parametrize(("rows", "top_k"), [(TOKENS, TOP_K), (SLOTS, 1)])
+def test_outputs_of_one_row_a_slot_have_experts_too(rows: int, top_k: int) -> None:
+    """As SGLang's, of whose up and down products the inputs have a row for each token and for each slot."""
+    bound = fused(c_ptr=floats(SLOTS, 32), a_ptr=floats(rows, 16))
+    slots, experts = content(bound, "sorted_token_ids_ptr"), content(bound, "expert_ids_ptr")
+    of_blocks = slots[: int(content(bound, "num_tokens_post_padded_ptr"))].reshape(-1, BLOCK)
+    owner = {int(slot): int(experts[i]) for i, block in enumerate(of_blocks) for slot in block if slot < SLOTS}
+    assert sorted(owner) == list(range(SLOTS))
+    assert all(len({owner[row * top_k + choice] for choice in range(top_k)}) == top_k for row in range(rows))
+
+
 def test_experts_are_drawn_as_often_as_a_sampled_batch_chose_them() -> None:
     bound = BoundCall("triton::fused_moe_kernel", [], routing={EXPERTS: torch.tensor([0, 90, 0, 90, 0, 0, 90, 0])})
     assert set(drawn_experts(bound, 50, TOP_K, EXPERTS).flatten().tolist()) == {1, 3, 6}
@@ -79,9 +90,9 @@ def test_recorded_experts_stay() -> None:
     assert content(bound, "expert_ids_ptr") is kept
 
 
-def test_an_output_that_does_not_say_how_many_experts_a_token_has_is_skipped() -> None:
-    with pytest.raises(Skip, match="does not say how many"):
-        fused(c_ptr=floats(SLOTS, 32))
+def test_without_an_output_nothing_says_how_many_experts_a_token_has() -> None:
+    with pytest.raises(Skip, match="no output that says how many"):
+        fused(c_ptr=None)
 
 
 def test_the_blocks_of_triton_kernels_cover_the_rows_of_each_expert() -> None:

@@ -19,9 +19,9 @@ from kcap.schemas.derive.invocation import Invocation, Unrecognized
 from kcap.schemas.derive.kernel import KernelInstance, OperatorFacts
 
 SPLIT_SUMS = {"_vllm_fa3_C::fwd": 2, "_vllm_fa2_C::varlen_fwd": 0}  # results beside the output and its log-sum-exp
-UNMODELLED = (
-    *("k_new", "v_new", "cu_seqlens_k_new", "seqused_q", "kv_batch_idx", "leftpad_k", "rotary_cos"),
-    *("rotary_sin", "attention_chunk", "alibi_slopes", "p_dropout", "cp_tot_seqused_k"),
+UNMODELLED = (  # cu_seqlens_k_new, which SGLang always passes, is not read without new keys
+    *("k_new", "v_new", "seqused_q", "kv_batch_idx", "leftpad_k", "rotary_cos", "rotary_sin", "attention_chunk"),
+    *("alibi_slopes", "p_dropout", "cp_tot_seqused_k", "sparse_mask_fine", "only_qv"),
 )
 
 

@@ -165,20 +165,23 @@ class FlashAttention3(PagedAttentionRule):
 
     table = "page_table"
     rebuilt_args = ("scheduler_metadata",)
+    library = "_vllm_fa3_C"
+    chunked: tuple[str, ...] = ()  # what the library's operator takes behind the window
 
     def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
         q, k, v = bound.spec("q"), bound.spec("k"), bound.spec("v")
-        starts = rebuilt_argument(bound, inputs, "cu_seqlens_q")
-        metadata = torch.ops._vllm_fa3_C.get_scheduler_metadata(
+        starts, lengths = rebuilt_argument(bound, inputs, "cu_seqlens_q"), rebuilt_argument(bound, inputs, "seqused_k")
+        longest = bound["max_seqlen_k"]
+        metadata = getattr(torch.ops, self.library).get_scheduler_metadata(
             q.shape[0] if starts is None else len(starts) - 1,
             bound["max_seqlen_q"],
-            bound["max_seqlen_k"],
+            int(lengths.max()) if longest is None else longest,
             q.shape[-2],
             k.shape[-2],
             q.shape[-1],
             v.shape[-1],
             torch_dtype(q.dtype, Skip),
-            rebuilt_argument(bound, inputs, "seqused_k"),
+            lengths,
             starts,
             None,  # cu_seqlens_k
             None,  # cu_seqlens_k_new
@@ -189,9 +192,26 @@ class FlashAttention3(PagedAttentionRule):
             bound["is_causal"],
             bound["window_size_left"],
             bound["window_size_right"],
+            *(bound[name] for name in self.chunked),
             bool(bound["softcap"]),
             bound["num_splits"],
             bound["pack_gqa"],
             bound["sm_margin"],
         )
         return {"scheduler_metadata": metadata}
+
+
+@replay_rule("sgl_kernel::fwd")
+class SglangFlashAttention3(FlashAttention3):
+    """SGLang leaves the longest context to the page table, and tells it where the metadata is made alone.
+
+    The starts of new keys, which it passes beside latents and in prefills, are not read where there are none.
+    """
+
+    library = "sgl_kernel"
+    chunked = ("attention_chunk",)
+
+    def prepare(self, bound: BoundCall) -> None:
+        super().prepare(bound)
+        if bound["k_new"] is None:
+            set_zeros(bound, "cu_seqlens_k_new")

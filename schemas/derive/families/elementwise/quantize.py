@@ -111,14 +111,21 @@ def sglang_quant(call: Invocation) -> KernelInstance:
     return quantize_instance(call, call.tensor("input"), call.tensor("output_q"), call.tensor("output_s"), kind)
 
 
-@family("quantize", "_C::per_token_group_fp8_quant", "sgl_kernel::sgl_per_token_group_quant_8bit")
+SGLANG_EPS = 1e-10  # in its kernels/jit/csrc/gemm/per_token_group_quant.cuh
+
+
+@family(
+    *("quantize", "_C::per_token_group_fp8_quant"),
+    *("sgl_kernel::sgl_per_token_group_quant_8bit", "sglang::per_token_group_quant"),
+)
 def per_group(call: Invocation) -> KernelInstance:
     """A group's largest magnitude counts as `eps` at least. Scales may lie column by column, rows padded to four."""
-    call.refuse("fuse_silu_and_mul", "masked_m")
+    call.refuse("fuse_silu_and_mul", "masked_m", "sorted_token_ids")
     q, group, rounded = call.tensor("output_q"), int(call.number("group_size")), bool(call["scale_ue8m0"])
     if rounded and not call.base.startswith("_C::"):
         raise Unrecognized("scales packed as SGLang's kernel does")
-    least = float(call.number("eps")) / dtype_limits(q.dtype)[1]
+    eps = SGLANG_EPS if call.base == "sglang::per_token_group_quant" else float(call.number("eps"))
+    least = eps / dtype_limits(q.dtype)[1]
     kind = QuantizationKind("group", True, group, max(least, LEAST_UE8M0_SCALE * rounded), rounded)
     return quantize_instance(call, call.tensor("input"), q, call.tensor("output_s"), kind)
 

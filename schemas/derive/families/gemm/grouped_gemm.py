@@ -15,7 +15,12 @@ import torch
 from kcap.schemas.derive.bound_call import BoundCall
 from kcap.schemas.derive.cost import Cost, CostInputs, distinct_bytes
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
-from kcap.schemas.derive.families.gemm.quantized_gemm import QUANTIZED_DTYPES, block_size_of, matrix_and_scale
+from kcap.schemas.derive.families.gemm.quantized_gemm import (
+    QUANTIZED_DTYPES,
+    block_size_of,
+    matrix_and_scale,
+    with_its_scale,
+)
 from kcap.schemas.derive.invocation import (
     FLOATS,
     Invocation,
@@ -104,7 +109,7 @@ def contiguous(call: Invocation) -> KernelInstance:
         lambda c: c.where((ids >= 0)[:, None], torch.zeros_like(c)),
         lambda i: i[i >= 0].bincount(),
     )
-    return grouped_gemm_instance(call, operand_of(call["a"]), operand_of(call["b"]), groups)
+    return grouped_gemm_instance(call, operand_of(call, "a"), operand_of(call, "b"), groups)
 
 
 @family(
@@ -123,7 +128,7 @@ def masked(call: Invocation) -> KernelInstance:
         return c.where(inside[..., None], torch.zeros_like(c))
 
     return grouped_gemm_instance(
-        call, operand_of(call["a"]), operand_of(call["b"]), Groups("masked_m", counts, "G", mask, lambda c: c)
+        call, operand_of(call, "a"), operand_of(call, "b"), Groups("masked_m", counts, "G", mask, lambda c: c)
     )
 
 
@@ -163,8 +168,9 @@ def ends_of_problems(starts: torch.Tensor, sizes: torch.Tensor, n: int) -> torch
 Operand = tuple[torch.Tensor, torch.Tensor | None]
 
 
-def operand_of(value: object) -> Operand:
+def operand_of(call: Invocation, name: str) -> Operand:
     """A matrix, or a pair of one and its scales."""
+    value = with_its_scale(call, name)
     return (value, None) if isinstance(value, torch.Tensor) else matrix_and_scale(value)
 
 

@@ -82,9 +82,9 @@ def block_scaling_gemm_of_trtllm(call: Invocation) -> KernelInstance:
 
 @family("quantized_gemm", "deep_gemm::fp8_gemm_nt", "deep_gemm::fp8_fp4_gemm_nt")  # one function by two names
 def fp8_gemm_nt(call: Invocation) -> KernelInstance:
-    """`a` and `b` are pairs of a matrix and its scales."""
+    """`a` and `b` are pairs of a matrix and its scales; where DeepGEMM is a library of operators these follow it."""
     call.refuse("c")
-    (a, a_scale), (b, b_scale) = matrix_and_scale(call["a"]), matrix_and_scale(call["b"])
+    (a, a_scale), (b, b_scale) = (matrix_and_scale(with_its_scale(call, name)) for name in ("a", "b"))
     return quantized_gemm_instance(call, a, b, a_scale, b_scale)
 
 
@@ -124,6 +124,12 @@ def column_major(call: Invocation, names: tuple[str, str, str, str]) -> KernelIn
     n = b.shape[1]
     blocks = b_scale.dim() == 2 and b_scale.shape not in ((1, 1), (1, n), (n, 1))
     return quantized_gemm_instance(call, a, b.transpose(0, 1), a_scale, b_scale.transpose(0, 1) if blocks else b_scale)
+
+
+def with_its_scale(call: Invocation, name: str) -> object:
+    """DeepGEMM's argument `name`, in a pair with `name`_sf if the operator takes this one beside it."""
+    scale = call.optional(f"{name}_sf")
+    return call[name] if scale is None else (call[name], scale)
 
 
 def matrix_and_scale(value: object) -> tuple[torch.Tensor, torch.Tensor]:

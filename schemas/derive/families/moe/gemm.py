@@ -166,12 +166,14 @@ class FusedMoeKernel(ReplayRule):
         experts, written = bound["expert_ids_ptr"], bound["c_ptr"]
         if not isinstance(experts, TensorSpec) or bound.content("expert_ids_ptr") is not None:
             return
-        if not isinstance(written, TensorSpec) or len(written.shape) != 3:
-            raise Skip("no Sample holds the experts of its rows, and its output does not say how many each has")
+        if not isinstance(written, TensorSpec):
+            raise Skip("no Sample holds the experts of its rows, and it has no output that says how many each has")
+        valid = bound.integer("num_valid_tokens")
+        tokens = written.shape[0] if len(written.shape) == 3 else bound.spec("a_ptr").shape[0]
         count, slots, block = bound.spec("b_ptr").shape[0], bound["sorted_token_ids_ptr"], bound["BLOCK_SIZE_M"]
         if not isinstance(block, int):
             raise Skip("no Sample holds the experts of its rows, nor is the size of its blocks known")
-        ids = drawn_experts(bound, *written.shape[:2], count).flatten()[: bound.integer("num_valid_tokens")]
+        ids = drawn_experts(bound, tokens, -(-valid // tokens), count).flatten()[:valid]
         if isinstance(slots, TensorSpec) and bound["naive_block_assignment"] is not True:
             order, blocks = align_blocks(ids, count, block, slots.shape[0])
             blocks = blocks[: slots.shape[0] // block]

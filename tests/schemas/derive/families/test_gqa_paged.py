@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +11,15 @@ import torch
 from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, randn
 from paging import Batch, attention, batch, share_of_keys, starts, tokens_of
 
+from kcap.replay.rebuild.memory import Target, build_inputs
+from kcap.replay.rebuild.rebuild import apply_rule
+from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.derive.families import replay_rule_for
 from kcap.schemas.derive.families.attention.gqa_paged import flashinfer_prefill
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
 from kcap.schemas.derive.kernel import KernelInstance
+from kcap.schemas.recording.records import Argument
+from kcap.schemas.recording.values import TensorSpec
 
 Arguments = dict[str, Any]
 HEADS, KV_HEADS, DIM = 8, 2, 64
@@ -299,6 +306,39 @@ def test_a_decode_has_a_form_with_the_engines_own_table():
     assert [tuple(tensor.shape) for tensor in form.operator.returned()] == [(16, 32, 128), (32, 16), (0,), (0,)]
     windowed = kernel_of("_vllm_fa2_C::varlen_fwd", **{**llama(), "window_size_left": 12})
     assert engine_form(windowed).name == "gqa_table_decode_window12_h32_kv8_d128_ps16"
+
+
+def test_sglang_passes_the_starts_of_new_keys_where_there_are_none():
+    """Its latent attention and its prefills do; FlashAttention reads them beside `k_new` alone."""
+    starts_of_new = {"k_new": None, "v_new": None, "cu_seqlens_k_new": meta(17, dtype=torch.int32)}
+    assert kernel_of("sgl_kernel::fwd", **llama(), **starts_of_new).name == kernel_of("sgl_kernel::fwd", **llama()).name
+    assert declined("sgl_kernel::fwd", **llama(), **{**starts_of_new, "k_new": meta(16, 8, 128)})
+
+
+def test_replay_of_sglangs_decode_makes_its_schedule(monkeypatch: pytest.MonkeyPatch):
+    """As vLLM's, but for the chunk behind the window, and the longest context, which only the metadata's maker knew."""
+    ints = {"cu_seqlens_q": (3,), "cu_seqlens_k_new": (3,), "seqused_k": (2,), "page_table": (2, 8)}
+    shapes = {"q": (2, 32, 128), "k": (900, 16, 8, 128), "v": (900, 16, 8, 128), **ints, "scheduler_metadata": (3,)}
+    values: dict[str, Any] = {
+        name: TensorSpec(shape, "int32" if len(shape) < 3 else "bfloat16", storage=place)
+        for place, (name, shape) in enumerate(shapes.items())
+    }
+    values |= {"k_new": None, "max_seqlen_q": 1, "max_seqlen_k": None, "is_causal": True, "window_size_left": -1}
+    values |= {"window_size_right": -1, "attention_chunk": 0, "softcap": 0.0, "num_splits": 0, "pack_gqa": None}
+    values |= {"sm_margin": 0}
+    bound = BoundCall("sgl_kernel::fwd", [Argument(name=name, value=value) for name, value in values.items()])
+    known = {"cu_seqlens_q": [0, 1, 2], "seqused_k": [100, 5], "page_table": [[7] * 8, [800] * 8]}
+    for name, content in known.items():
+        bound.set_content(name, torch.tensor(content))
+    rule = replay_rule_for("sgl_kernel::fwd")
+    assert apply_rule(bound, rule) == ["scheduler_metadata"]
+    inputs = build_inputs(bound, Target("cpu", "cpu"), {})
+    made: list[Any] = []
+    library = SimpleNamespace(get_scheduler_metadata=lambda *given: made.extend(given) or "metadata")
+    monkeypatch.setattr(torch.ops, "sgl_kernel", library, raising=False)
+    assert rule.rebuild_args(bound, inputs) == {"scheduler_metadata": "metadata"}
+    assert made[:8] == [2, 1, 100, 32, 8, 128, 128, torch.bfloat16] and made[8].tolist() == [100, 5]
+    assert made[14:] == [16, 0, True, -1, -1, 0, False, 0, None, 0], "in the order of get_scheduler_metadata's schema"
 
 
 def test_attention_whose_operator_cannot_be_replaced_says_why(vllm: Callable[..., Any]):

@@ -56,6 +56,9 @@ def test_contiguous_groups_of_deep_gemm(quantized: bool):
         pairs = {"a": [a, sa], "b": [b, sb]} if quantized else {"a": a, "b": b}
         kernel = agrees(name, run, **pairs, d=torch.full((m, n), 7.0, dtype=torch.bfloat16), m_indices=ids)
         assert kernel.name == f"{'quantized_' if quantized else ''}grouped_gemm_by_group_ids_g{g}_n{n}_k{k}"
+        if quantized:
+            flat = {"a": a, "a_sf": sa, "b": b, "b_sf": sb, "d": torch.empty(m, n, dtype=torch.bfloat16)}
+            assert kernel_of(name, **flat, m_indices=ids).name == kernel.name
 
 
 def test_masked_groups_of_deep_gemm():

@@ -237,6 +237,11 @@ def test_what_is_not_modelled_is_declined():
     grouped = {"input": x, "output_q": q, "output_s": torch.ones(8, 2), "group_size": 128, "eps": 1e-10}
     assert not declined("sgl_kernel::sgl_per_token_group_quant_8bit", **grouped)
     assert declined("sgl_kernel::sgl_per_token_group_quant_8bit", **grouped, scale_ue8m0=True)
+    renamed = {name: value for name, value in grouped.items() if name != "eps"}
+    of_older = kernel_of("sgl_kernel::sgl_per_token_group_quant_8bit", **grouped)
+    of_newer = kernel_of("sglang::per_token_group_quant", **renamed, scale_ue8m0=False)
+    assert (of_newer.name, of_newer.reference) == (of_older.name, of_older.reference)
+    assert declined("sglang::per_token_group_quant", **renamed, sorted_token_ids=torch.ones(8).int())
     assert declined("sgl_kernel::sgl_per_token_group_quant_8bit", **{**grouped, "output_s": torch.ones(8, 1).int()})
     assert declined("sgl_kernel::sgl_per_token_group_quant_8bit", **{**grouped, "output_s": torch.ones(2, 8)})
     out = torch.empty(8, 256, dtype=torch.int8)

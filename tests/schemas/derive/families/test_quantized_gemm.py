@@ -73,6 +73,8 @@ def test_blocks_of_128(m: int, n: int, k: int):
         d=out,
         c=None,
     )
+    flat = {"a": a, "a_sf": a_scale, "b": b, "b_sf": b_scale, "d": out, "c": None}  # where it is a library of operators
+    assert kernel_of("deep_gemm::fp8_fp4_gemm_nt", **flat).name == deep_gemm.name
     if k > 128:
         assert deep_gemm.name == f"quantized_gemm_n{n}_k{k}_ng{-(-n // 128)}_kg{k // 128}"
     triton = agrees(
