@@ -68,6 +68,15 @@ def test_outputs_of_one_row_a_slot_have_experts_too(rows: int, top_k: int) -> No
     assert all(len({owner[row * top_k + choice] for choice in range(top_k)}) == top_k for row in range(rows))
 
 
+def test_sglang_counts_one_expert_more_than_there_are() -> None:
+    written = {"sorted_token_ids": ints(64), "experts_ids": ints(16), "num_tokens_post_pad": ints(1)}
+    sizes = {"num_experts": EXPERTS + 1, "block_size": BLOCK, "pad_sorted_token_ids": True}
+    arguments = {"topk_ids": ints(50, TOP_K), **sizes, **written, "cumsum_buffer": ints(EXPERTS + 2)}
+    bound = prepared("sgl_kernel::moe_align_block_size", {}, **arguments)
+    assert set(content(bound, "topk_ids").flatten().tolist()) <= set(range(EXPERTS))
+    assert all(not content(bound, name).any() for name in (*written, "cumsum_buffer"))
+
+
 def test_experts_are_drawn_as_often_as_a_sampled_batch_chose_them() -> None:
     bound = BoundCall("triton::fused_moe_kernel", [], routing={EXPERTS: torch.tensor([0, 90, 0, 90, 0, 0, 90, 0])})
     assert set(drawn_experts(bound, 50, TOP_K, EXPERTS).flatten().tolist()) == {1, 3, 6}

@@ -150,3 +150,12 @@ class MoeAlign(ReplayRule):
         set_zeros(bound, "sorted_token_ids", "experts_ids", "num_tokens_post_pad")
         if bound["maybe_expert_map"] is not None:
             set_indices_below(bound, "maybe_expert_map", experts)
+
+
+@replay_rule("sgl_kernel::moe_align_block_size")
+class SglangMoeAlign(ReplayRule):
+    """SGLang counts one expert more, of choices that are another rank's."""
+
+    def prepare(self, bound: BoundCall) -> None:
+        set_indices_below(bound, "topk_ids", bound.integer("num_experts") - 1)
+        set_zeros(bound, "sorted_token_ids", "experts_ids", "num_tokens_post_pad", "cumsum_buffer")
