@@ -285,7 +285,7 @@ PHASES = {
 
 
 def _decodes(batch: Any) -> bool:
-    return PHASES.get(batch.forward_mode.name) == "decode"
+    return PHASES.get(getattr(getattr(batch, "forward_mode", None), "name", "")) == "decode"
 
 
 HEALTH_CHECK = "HEALTH_CHECK"  # how the names of a server's own probes begin

@@ -311,6 +311,7 @@ def test_a_decode_has_a_form_with_the_engines_own_table():
 def test_sglang_passes_the_starts_of_new_keys_where_there_are_none():
     """Its latent attention and its prefills do; FlashAttention reads them beside `k_new` alone."""
     starts_of_new = {"k_new": None, "v_new": None, "cu_seqlens_k_new": meta(17, dtype=torch.int32)}
+    starts_of_new |= {"attention_chunk": 0, "only_qv": False, "sparse_mask_fine": None}
     assert kernel_of("sgl_kernel::fwd", **llama(), **starts_of_new).name == kernel_of("sgl_kernel::fwd", **llama()).name
     assert declined("sgl_kernel::fwd", **llama(), **{**starts_of_new, "k_new": meta(16, 8, 128)})
 
