@@ -160,14 +160,14 @@ def _capture_model(window: Window, original: Around, runner: Any, *args: Any, **
 
 def _graph_tables(runner: Any) -> list[dict[Any, Any]]:
     """Where both runners keep their graphs, each by the batch that it is for: in wrappers around what is compiled or
-    runs in halves, and in managers of the V2 runner and its drafts."""
+    runs in halves, in managers of the V2 runner and its drafts, and in that of a picture's encoder."""
     wrapper_class = getattr(sys.modules.get("vllm.compilation.cuda_graph"), "CUDAGraphWrapper", None)
     found = list(getattr(wrapper_class, "_all_instances", ()))  # of newer releases; in older ones nobody knows them all
     if wrapper_class and not found:
         found = [o for o in gc.get_objects() if type(o) is wrapper_class]
     owners = [runner, getattr(runner, "speculator", None)]
     held = [held for owner in owners for held in getattr(owner, "__dict__", {}).values()]
-    managed = (getattr(one, name, None) for one in held for name in ("graphs", "cudagraphs"))
+    managed = (getattr(one, name, None) for one in held for name in ("graphs", "cudagraphs", "budget_graphs"))
     return [
         *(wrapper.concrete_cudagraph_entries for wrapper in found),
         *(table for table in managed if isinstance(table, dict)),

@@ -251,11 +251,13 @@ def test_what_an_engine_gives_its_forward_is_as_it_was_in_each(started: Started,
     assert next(read_checks(tmp_path)).arms[0].rms == 0
 
 
-def test_graphs_of_drafts_and_of_halves_are_exchanged_too() -> None:
+def test_graphs_of_drafts_of_halves_and_of_encoders_are_exchanged_too() -> None:
     managers = [SimpleNamespace(graphs={1: "graph"}) for _ in range(2)]
     halves = SimpleNamespace(cudagraphs={2: "graph"})
-    runner = SimpleNamespace(manager=managers[0], model=halves, speculator=SimpleNamespace(prefills=managers[1]))
-    assert vllm._graph_tables(runner) == [{1: "graph"}, {2: "graph"}, {1: "graph"}]
+    encoders = SimpleNamespace(budget_graphs={3: "graph"})
+    drafts = SimpleNamespace(prefills=managers[1])
+    runner = SimpleNamespace(manager=managers[0], model=halves, encoders=encoders, speculator=drafts)
+    assert vllm._graph_tables(runner) == [{1: "graph"}, {2: "graph"}, {3: "graph"}, {1: "graph"}]
 
 
 def test_the_engines_own_graphs_are_captured_only_where_forwards_are_compared(started: Started) -> None:
