@@ -58,9 +58,6 @@ RUNNER = "sglang.srt.model_executor.model_runner"
 SERVER = "sglang.srt.entrypoints.http_server"
 
 
-STATE = "sglang.srt.distributed.parallel_state"
-
-
 STARTING = {  # what a runner does before its window opens
     "load_model": "loading weights",
     "alloc_memory_pool": "allocating the cache",
@@ -93,7 +90,7 @@ def arguments(start: Start) -> dict[str, Any]:
 
 def hook(window: Window) -> None:
     """Hook SGLang's scheduler and runner, now or as their modules are imported."""
-    steps, groups = Steps(window), Groups(window, STATE)
+    steps, groups = Steps(window), Groups(window, reruns.STATE)
     hooks: dict[str, Hook] = {
         SCHEDULER: functools.partial(_hook_scheduler, steps=steps, window=window, groups=groups),
         RUNNER: functools.partial(_hook_runner, steps=steps, window=window),

@@ -66,11 +66,10 @@ def may_run_again(runner: Any) -> bool:
 
 def forward(runner: Any, run: functools.partial[Any]) -> Forward:
     """`run` for the window: a call of the runner's, whose output has the logits of a decode."""
-    given = list(tensors_in(run.args, run.keywords))  # from an earlier stage, which layers add to
     return Forward(
         run,
         lambda rows: rows,
-        lambda: given,
+        lambda: list(tensors_in(run.args, run.keywords)),  # from an earlier stage, which layers add to
         functools.partial(_without_graphs, runner),
         hidden=_token_logits,
         ranks=functools.partial(ranks_of_forward, STATE),

@@ -187,8 +187,7 @@ def _model_forward(window: Window, original: Around, runner: Any, *args: Any, **
     if not _may_run_again(runner):
         return run()
     logits = getattr(runner.model, "compute_logits", None)  # a model that embeds has none
-    given = list(tensors_in(args, kwargs))  # which its layers may add to
-    states = lambda: [*given, *_states(runner)]  # noqa: E731
+    states = lambda: [*tensors_in(args, kwargs), *_states(runner)]  # noqa: E731 layers add to what they are given
     return window.forward(Forward(run, logits, states, _without_graphs, ranks=ranks_of_forward))
 
 
