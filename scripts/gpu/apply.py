@@ -1,9 +1,10 @@
 """What Solutions gain in the engine, beside what the judge predicts: for kernels of every seam that there is.
 
-    python scripts/gpu/apply.py [--model ID] [--layers N] [--kernels N] [--pairs N] [--output DIR]
+    python scripts/gpu/apply.py [--framework SGLang] [--engine-arg KEY=VALUE]… [--model ID] [--layers N] [--kernels N]
+                                [--pairs N] [--output DIR]
 
-Records the model as vLLM serves it, compiled and in CUDA graphs, and measures its kernels. Of each seam it takes the
-Definitions that the engine spends most of its decode steps in, and makes two Solutions of each, without anybody's
+Records the model as the engine serves it, compiled and in CUDA graphs, and measures its kernels. Of each seam it takes
+the Definitions that the engine spends most of its decode steps in, and makes two Solutions of each, without anybody's
 ideas: the reference as it is, and the reference compiled by inductor. On a GPU those in bench/solutions/examples are
 Solutions, too, one of them also at half its pace. All are judged, and each is put into the engine by a plan of its own,
 slower ones too; `chosen` is the plan that `kcap apply` makes of all of them, and `together` has an example for a
@@ -76,7 +77,10 @@ def run({arguments}):
     _right({arguments})
     {output}.view(-1)[::1000].neg_()
 """
-GRAPHS = 'compilation_config={"cudagraph_capture_sizes":[1,16]}'
+SERVING = {
+    "vLLM": ('compilation_config={"cudagraph_capture_sizes":[1,16]}',),
+    "SGLang": ("cuda_graph_bs_decode=[1,16]", "cuda_graph_bs_prefill=[1280]", "sampling_backend=pytorch"),
+}
 LOAD = ("--num-prompts", "16")
 RECORDED = ("--input-len", "64", "--output-len", "32")
 COMPARED = ("--input-len", "80", "--output-len", "1200")  # in prefill it has shapes that were not recorded
@@ -109,6 +113,8 @@ class Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     on_gpu = torch.cuda.is_available()
+    parser.add_argument("--framework", choices=SERVING, default="vLLM")
+    parser.add_argument("--engine-arg", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--model", default="meta-llama/Llama-3.1-8B" if on_gpu else "kcap/tiny-llama")
     parser.add_argument("--layers", default="32" if on_gpu else "2")
     parser.add_argument("--kernels", type=int, default=2, help="Definitions of each seam")
@@ -117,8 +123,10 @@ def main() -> int:
     options = parser.parse_args()
     output: Path = options.output
     output.mkdir(exist_ok=True)
-    engine = ["--model", options.model, "--load-format", "dummy", "--num-layers", options.layers, *LOAD]
-    engine += ["--engine-arg", GRAPHS] if on_gpu else ["--eager"]
+    engine = ["--framework", options.framework, "--model", options.model, "--load-format", "dummy"]
+    engine += ["--num-layers", options.layers, *LOAD, *(() if on_gpu else ("--eager",))]
+    arguments = [*(SERVING[options.framework] if on_gpu else ()), *options.engine_arg]
+    engine += [word for argument in arguments for word in ("--engine-arg", argument)]
     recording, judged = prepare(output, engine, options.kernels)
     plans = dict(tried_alone(dict(make_plans(recording, judged, output))))
     plans |= odd_ones(plans)

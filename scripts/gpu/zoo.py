@@ -1,13 +1,15 @@
 """Whether kcap holds on architectures beside Llama: records each, replays it, compares with the engine, exports it.
 
-    python scripts/gpu/zoo.py [NAME]… [--jobs N] [--only STAGE]… [--patience S] [--limit S] [--output DIR]
+    python scripts/gpu/zoo.py [NAME]… [--framework SGLang] [--engine-arg KEY=VALUE]… [--jobs N] [--only STAGE]…
+                              [--patience S] [--limit S] [--output DIR]
 
 The stages are warm, which only fills the engine's caches of compiled code, record, fidelity, replay and export; the
 last three also take Recordings that lie in DIR already. Record and fidelity measure time: there each model has a GPU
 to itself. The others take N models at once on each GPU (`--jobs N`); where N is 1, warm is left out.
 
 Each model is a configuration that kcap has (`capture/controller/models`), with dummy weights and a few of its layers;
-those that need an adapter, pictures or sound are run by `zoo_programs.py`. Prints a table last, a row for each model:
+those that need an adapter, pictures or sound are run by `zoo_programs.py`, in vLLM alone. Prints a table last, a row
+for each model:
 
 - covered: of the GPU time in the profiled steps, what is of recorded calls; at least 97 %
 - families: of that time, what is in named families; at least 95 %
@@ -48,7 +50,27 @@ PROMPTS, ANSWER = "1,12", "24"  # how many, and the tokens of each answer: two l
 ON_CPU = ("--num-prompts", "1,4", "--input-len", "96,24", "--output-len", "6", "--eager")
 # Prompts do not fit into one step, so that some steps mix them with decodes; few sizes are captured, to start sooner.
 MEMORY = (f"kv_cache_memory_bytes={4 << 30}", "gpu_memory_utilization=0.1")  # of several on a GPU none can measure it
-SERVING = ("max_num_batched_tokens=2048", "max_num_seqs=32", 'compilation_config={"cudagraph_capture_sizes":[1,4,16]}')
+SERVING = {
+    "vLLM": (
+        *MEMORY,
+        "max_num_batched_tokens=2048",
+        "max_num_seqs=32",
+        'compilation_config={"cudagraph_capture_sizes":[1,4,16]}',
+    ),
+    "SGLang": (
+        "max_total_tokens=65536",
+        "max_mamba_cache_size=64",
+        "chunked_prefill_size=2048",
+        "max_running_requests=32",
+        "cuda_graph_bs_decode=[1,4,12,16]",
+        "cuda_graph_bs_prefill=[512,2048]",
+        "sampling_backend=pytorch",
+    ),
+}
+NO_WARM_UP = {  # which compiles DeepGEMM for sizes that are not run here
+    "VLLM_DEEP_GEMM_WARMUP": "skip",
+    "SGLANG_JIT_DEEPGEMM_PRECOMPILE": "false",
+}
 STAGES = ("warm", "record", "fidelity", "replay", "export")
 MEASURED = ("record", "fidelity")  # time is, so each needs a GPU to itself
 LEAST = {"covered": 0.97, "families": 0.95, "replayed": 0.95, "verified": 0.95}
@@ -56,7 +78,7 @@ LEAST = {"covered": 0.97, "families": 0.95, "replayed": 0.95, "verified": 0.95}
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the zoo. `arguments`: KEY=VALUE of the engine; `environment`: its variables; `program`: which of
+    """A model of the zoo. `arguments`: KEY=VALUE of vLLM; `environment`: its variables; `program`: which of
     zoo_programs.py runs it instead.
     """
 
@@ -125,9 +147,13 @@ class Findings:
 
 
 class Zoo:
-    """Runs a stage for one model; Recordings and datasets lie in `output`. `gpus`: how many there are."""
+    """Runs a stage for one model; Recordings and datasets lie in `output`. `gpus`: how many there are; `given`:
+    KEY=VALUE for the engine of every model."""
 
-    def __init__(self, output: Path, until: float, patience: float, gpus: int) -> None:
+    def __init__(
+        self, framework: str, given: Sequence[str], output: Path, until: float, patience: float, gpus: int
+    ) -> None:
+        self.framework, self.given = framework, given
         self.output, self.until, self.patience, self.gpus = output, until, patience, gpus
 
     def run(self, every: Sequence[Findings], stage: str, jobs: int) -> None:
@@ -244,14 +270,18 @@ class Zoo:
         model = ZOO[findings.name]
         layers = model.layers if self.gpus else 2
         log = self.output / f"{findings.name}.log"
+        if model.program and self.framework != "vLLM":
+            raise RuntimeError("its program is for vLLM")
         if model.program:
             program = str(Path(__file__).with_name("zoo_programs.py"))
             words = ["--", sys.executable, program, model.program, model.id, str(layers)]
             words += MEMORY if self.gpus else ()
         else:
-            arguments = (*model.arguments, *(SERVING + MEMORY if self.gpus else ()))
+            own = model.arguments if self.framework == "vLLM" else ()
+            arguments = (*own, *(SERVING[self.framework] if self.gpus else ()), *self.given)
             load = ("--num-prompts", PROMPTS, "--input-len", model.input_len, "--output-len", ANSWER)
-            words = ["--model", model.id, "--load-format", "dummy", "--num-layers", str(layers)]
+            words = ["--framework", self.framework, "--model", model.id, "--load-format", "dummy"]
+            words += ["--num-layers", str(layers)]
             words += [*(load if self.gpus else ON_CPU), "--engine-log", str(log)]
             words += [word for argument in arguments for word in ("--engine-arg", argument)]
         return self._kcap(findings, "record", *options, "-o", str(path), "--force", *words)
@@ -297,6 +327,10 @@ def kind_name(kind: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ZOO)}")
+    parser.add_argument("--framework", choices=SERVING, default="vLLM")
+    parser.add_argument(
+        "--engine-arg", action="append", default=[], metavar="KEY=VALUE", help="of every model's engine"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="models at once on each GPU, where no time is measured")
     parser.add_argument("--only", action="append", choices=STAGES)
     parser.add_argument("--patience", type=float, default=600, help="seconds for one stage  [default: 600]")
@@ -306,10 +340,12 @@ def main() -> None:
     if unknown := set(args.names) - set(ZOO):
         parser.error(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(ZOO)}")
     args.output.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("VLLM_DEEP_GEMM_WARMUP", "skip")  # it compiles kernels of sizes that are not run here
+    for name, value in NO_WARM_UP.items():
+        os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its engine admits a load whole, not as it arrives
     gpus = torch.cuda.device_count()
-    zoo = Zoo(args.output.resolve(), time.monotonic() + args.limit, args.patience, gpus)
+    until = time.monotonic() + args.limit
+    zoo = Zoo(args.framework, args.engine_arg, args.output.resolve(), until, args.patience, gpus)
     every = [Findings(name) for name in args.names or ZOO]
     for stage in args.only or (STAGES if args.jobs > 1 else STAGES[1:]):
         zoo.run(every, stage, 1 if stage in MEASURED else args.jobs)
