@@ -1,12 +1,14 @@
 """Triton kernels of an installed package, run by Triton's interpreter on the CPU: what a reference has to agree with.
 
-The package's own import may need a GPU. So the kernels are read from its source, and nothing else of it runs.
+The package's own import may need a GPU. So the kernels are read from its source, and nothing else of it runs: SGLang's
+from its environment, beside which this Triton is another's.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+
+ROOT = Path(__file__).parents[4]
+SGLANG_PYTHON = Path(os.environ.get("KCAP_SGLANG_PYTHON", ROOT / ".venv-sglang/bin/python"))
 
 HEAD = """import triton
 import triton.language as tl
@@ -43,13 +48,20 @@ def kernels(package: str, *files: str, head: str = "") -> dict[str, Launcher]:
     `head`: constants of these files that they take as defaults.
     """
     pytest.importorskip("triton")
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
+    root = folder_of(package)
+    if root is None:
         pytest.skip(f"{package} is not installed")
-    root = Path(spec.submodule_search_locations[0])
     trees = [ast.parse((root / file).read_text()) for file in files]
     text = "\n\n".join([HEAD + head, *(part for tree in trees for part in jitted(tree))])
     return interpreted(f"interpreted_{abs(hash((package, files, head)))}", text)
+
+
+def folder_of(package: str) -> Path | None:
+    """Where its source is: in this environment or in SGLang's."""
+    spec = importlib.util.find_spec(package)
+    if spec is not None and spec.submodule_search_locations:
+        return Path(spec.submodule_search_locations[0])
+    return next(SGLANG_PYTHON.parents[1].glob(f"lib/python3.*/site-packages/{package}"), None)
 
 
 def jitted(tree: ast.Module) -> Iterable[str]:

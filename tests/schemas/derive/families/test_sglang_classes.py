@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from agreement import agrees, checked, declined, kernel_of, randn
+from interpreted import ROOT, SGLANG_PYTHON
 
-ROOT = Path(__file__).parents[4]
-PYTHON = Path(os.environ.get("KCAP_SGLANG_PYTHON", ROOT / ".venv-sglang/bin/python"))
 STUBS = ROOT / "tests/engines/sglang_cpu/stubs"
 Held = dict[str, Any]
 NAMES = {
@@ -33,7 +32,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Held, Any, 
     """Calls of the real classes: name, what a Recording holds of them, what they and what new objects returned."""
     file = tmp_path_factory.mktemp("sglang") / "cases.pt"
     set_here = {"PYTHONPATH": str(STUBS), "PYTHONSAFEPATH": "1", "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1"}
-    command = [PYTHON, Path(__file__).with_name("sglang_run.py"), file]
+    command = [SGLANG_PYTHON, Path(__file__).with_name("sglang_run.py"), file]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **set_here})
     assert file.exists(), done.stderr
     cases: list[tuple[str, Held, Any, Any]] = torch.load(file)
@@ -41,7 +40,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Held, Any, 
 
 
 needs_sglang = pytest.mark.skipif(
-    not PYTHON.exists(), reason="no SGLang: scripts/environment-sglang, or KCAP_SGLANG_PYTHON"
+    not SGLANG_PYTHON.exists(), reason="no SGLang: scripts/environment-sglang, or KCAP_SGLANG_PYTHON"
 )
 
 
