@@ -3,6 +3,9 @@
 `moe_align` pads the tokens of each expert to whole blocks. The kernel fills buffers as long as the worst case and
 leaves what lies past the padded tokens undefined; the order within an expert is up to its threads. Here the rest is
 padding, its experts are 0, and tokens ascend. The buffers are inputs because only they say how long the outputs are.
+
+SGLang's counts one expert more than there are: an id of -1 is of an expert of another rank, and such tokens have blocks
+of their own, before all others, whose expert is -1.
 """
 
 from __future__ import annotations
@@ -20,35 +23,56 @@ REFERENCE = """import torch
 
 @torch.no_grad()
 def run(topk_ids, sorted_token_ids, expert_ids):
-    flat = topk_ids.flatten().to(torch.int64)
-    counts = torch.bincount(flat, minlength={e})
+    flat = topk_ids.flatten().to(torch.int64){plus}
+    counts = torch.bincount(flat, minlength={groups})
     blocks = (counts + {last}) // {b}
     order = flat.argsort(stable=True)
     owner = flat[order]
     within = torch.arange(len(flat), device=flat.device) - (counts.cumsum(0) - counts)[owner]
     tokens = torch.full_like(sorted_token_ids, len(flat))
     tokens[((blocks.cumsum(0) - blocks) * {b})[owner] + within] = order.to(tokens.dtype)
-    owners = torch.arange({e}, device=flat.device).repeat_interleave(blocks)
+    owners = torch.arange({groups}, device=flat.device).repeat_interleave(blocks){minus}
     experts = torch.zeros_like(expert_ids)
     experts[: len(owners)] = owners.to(experts.dtype)
-    return tokens, experts, (blocks.sum() * {b}).reshape(1).to(torch.int32)
+    return tokens, experts, {totals}.to(torch.int32)
 """
+TOTAL = "(blocks.sum() * {b}).reshape(1)"
+TOTALS = "torch.stack([blocks.sum() * {b}, blocks[0]])"
+OTHER_RANKS = "Experts; -1: one of another rank."
 
 
 @family("moe_align", "_moe_C::moe_align_block_size")
 def moe_align(call: Invocation) -> KernelInstance:
     """`topk_ids`: [seq_len, top_k]. Expert parallel ranks map ids to their own experts: declined."""
     call.refuse("maybe_expert_map")
-    ids, e, block = call.tensor("topk_ids"), int(call.number("num_experts")), int(call.number("block_size"))
-    tokens, experts, total = (call.tensor(name) for name in ("sorted_token_ids", "experts_ids", "num_tokens_post_pad"))
-    if tokens.dtype != torch.int32 or experts.dtype != torch.int32 or total.numel() != 1:
+    return align_instance(call, int(call.number("num_experts")), filtered=False)
+
+
+@family("moe_align", "triton::_moe_align_small_numel_kernel", "sgl_kernel::moe_align_block_size")
+def moe_align_filtered(call: Invocation) -> KernelInstance:
+    """`topk_ids`: [seq_len, top_k], -1 for an expert of another rank. The Triton kernel may count their blocks, too."""
+    call.refuse("ignore_invalid_expert")
+    if call.base.startswith("sgl_kernel") and not call["pad_sorted_token_ids"]:
+        raise Unrecognized("it leaves the padding within blocks undefined")
+    return align_instance(call, int(call.number("num_experts")) - 1, filtered=True)
+
+
+def align_instance(call: Invocation, e: int, filtered: bool) -> KernelInstance:
+    """`filtered`: ids of -1 have blocks of their own, before those of the `e` experts."""
+    ids, block = call.tensor("topk_ids", "topk_ids_ptr"), int(call.number("block_size"))
+    tokens = call.tensor("sorted_token_ids", "sorted_token_ids_ptr")
+    experts = call.tensor("experts_ids", "expert_ids_ptr")
+    total = call.tensor("num_tokens_post_pad", "num_tokens_post_pad_ptr")
+    counted = bool(call["WRITE_INACTIVE_PREFIX_COUNT"])
+    if tokens.dtype != torch.int32 or experts.dtype != torch.int32 or total.numel() != 1 + counted:
         raise Unrecognized("buffers of another kind")
 
     def end() -> int:
-        return int(total.item())
+        return int(total[0].item())
 
+    word = ("_filtered" if filtered else "") + ("_counted" if counted else "")
     return KernelInstance(
-        name=f"moe_align_topk{ids.shape[1]}_e{e}_bs{block}",
+        name=f"moe_align{word}_topk{ids.shape[1]}_e{e}_bs{block}",
         op_type="moe",
         axes={
             "seq_len": None,
@@ -56,10 +80,10 @@ def moe_align(call: Invocation) -> KernelInstance:
             "top_k": ids.shape[1],
             "num_sorted": None,
             "num_blocks": None,
-            "num_totals": 1,
+            "num_totals": 1 + counted,
         },
         inputs={
-            "topk_ids": tensor_arg(ids, "seq_len", "top_k"),
+            "topk_ids": tensor_arg(ids, "seq_len", "top_k", description=OTHER_RANKS if filtered else None),
             "sorted_token_ids": tensor_arg(tokens, "num_sorted", description="For its length: it is written only."),
             "expert_ids": tensor_arg(experts, "num_blocks", description="For its length: it is written only."),
         },
@@ -68,9 +92,18 @@ def moe_align(call: Invocation) -> KernelInstance:
                 "int32", ("num_sorted",), lambda: ascending(tokens, experts, end(), block, ids)
             ),
             "expert_ids_out": lazy_arg("int32", ("num_blocks",), lambda: zeroed(experts, end() // block)),
-            "num_tokens_post_pad": lazy_arg("int32", ("num_totals",), lambda: total),
+            "num_tokens_post_pad": lazy_arg(
+                "int32", ("num_totals",), lambda: total, "And the blocks of other ranks' experts." if counted else None
+            ),
         },
-        reference=REFERENCE.format(e=e, b=block, last=block - 1),
+        reference=REFERENCE.format(
+            groups=e + filtered,
+            b=block,
+            last=block - 1,
+            plus=" + 1" if filtered else "",
+            minus=" - 1" if filtered else "",
+            totals=(TOTALS if counted else TOTAL).format(b=block),
+        ),
         description=f"Tokens by expert in blocks of {block}; ids from seq_len * top_k on are padding.",
         touched=lambda: total_bytes(ids, total) + ids.numel() * tokens.element_size(),
     )
@@ -124,10 +157,17 @@ def run(expert_outputs):
 """
 
 
-@family("moe_sum", "_moe_C::moe_sum", "sgl_kernel::moe_sum", "sgl_kernel::moe_sum_reduce")
+@family(
+    "moe_sum",
+    "_moe_C::moe_sum",
+    "sgl_kernel::moe_sum",
+    "sgl_kernel::moe_sum_reduce",
+    "triton::_moe_sum_reduce_kernel",
+)
 def moe_sum(call: Invocation) -> KernelInstance:
-    """`input`: [seq_len, top_k, hidden_size]. SGLang's `moe_sum_reduce` scales the sum."""
-    x, scale = call.tensor("input"), float(call["routed_scaling_factor"] or 1.0)
+    """`input`: [seq_len, top_k, hidden_size]. SGLang's `moe_sum_reduce` scales the sum, in C++ and in Triton."""
+    x, out = call.tensor("input", "input_ptr"), call.tensor("output", "output_ptr")
+    scale = float(call["routed_scaling_factor"] or 1.0)
     tokens, k, h = x.shape
     word = abbreviate(x.dtype, torch.bfloat16) + (f"_scale{scale:g}" if scale != 1.0 else "")
     return KernelInstance(
@@ -135,7 +175,7 @@ def moe_sum(call: Invocation) -> KernelInstance:
         op_type="moe",
         axes={"seq_len": None, "top_k": k, "hidden_size": h},
         inputs={"expert_outputs": tensor_arg(x, "seq_len", "top_k", "hidden_size")},
-        outputs={"output": lazy_arg(x.dtype, ("seq_len", "hidden_size"), lambda: call.tensor("output"))},
+        outputs={"output": lazy_arg(x.dtype, ("seq_len", "hidden_size"), lambda: out)},
         reference=SUM_REFERENCE.format(k=k, h=h, scale=scale),
         description="The sum over each token's experts.",
         flops=tokens * k * h,
@@ -152,10 +192,17 @@ class MoeAlign(ReplayRule):
             set_indices_below(bound, "maybe_expert_map", experts)
 
 
-@replay_rule("sgl_kernel::moe_align_block_size")
+@replay_rule("sgl_kernel::moe_align_block_size", "triton::_moe_align_small_numel_kernel")
 class SglangMoeAlign(ReplayRule):
-    """SGLang counts one expert more, of choices that are another rank's."""
+    """SGLang counts one expert more, of choices that are another rank's (-1): sampled ones stay, none is drawn."""
 
     def prepare(self, bound: BoundCall) -> None:
-        set_indices_below(bound, "topk_ids", bound.integer("num_experts") - 1)
+        experts = bound.integer("num_experts") - 1
+        name = "topk_ids" if bound["topk_ids"] is not None else "topk_ids_ptr"
+        ids, spec = bound.content(name), bound.spec(name)
+        if ids is None:
+            top_k = spec.shape[-1]
+            ids = drawn_experts(bound, spec.numel // max(top_k, 1), top_k, experts).reshape(spec.shape)
+        bound.set_content(name, ids.clamp(-1, experts - 1))
         set_zeros(bound, "sorted_token_ids", "experts_ids", "num_tokens_post_pad", "cumsum_buffer")
+        set_zeros(bound, "sorted_token_ids_ptr", "expert_ids_ptr", "num_tokens_post_pad_ptr")
