@@ -1,4 +1,7 @@
-"""moe_routing and moe_sum: against vLLM's operator and other ways to say the same, names, what is declined."""
+"""moe_routing and moe_sum: against vLLM's operator, SGLang's Triton kernels, interpreted, and other ways to say it.
+
+Also names, what is declined, replay.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,11 @@ from typing import Any
 import pytest
 import torch
 from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, needs_avx512, randn
+from interpreted import Launcher, kernels
+
+from kcap.schemas.derive.bound_call import BoundCall, replay_rule_for
+from kcap.schemas.recording.records import Argument
+from kcap.schemas.recording.values import TensorSpec
 
 SIZES = [(1, 8, 2), (5, 16, 4), (17, 64, 8), (33, 128, 8), (7, 256, 6)]
 
@@ -119,6 +127,145 @@ def test_flashinfers_routing_writes_what_it_chose(operator: str):
     assert kernel.name == "moe_routing_bias_sigmoid_renorm_scale2.5_topk4_ng4_kg2_e64"
 
 
+LIBDEVICE = """class libdevice:
+    def exp(x):
+        return tl.exp(x)
+
+    def log1p(x):
+        return tl.log(1.0 + x)
+
+    def sqrt(x):
+        return tl.sqrt(x)
+"""
+
+
+@pytest.fixture(scope="module")
+def router_kernel() -> Launcher:
+    """`libdevice` is CUDA's: the interpreter has its functions by other names."""
+    return kernels("sglang", "kernels/ops/moe/moe_fused_gate.py", head=LIBDEVICE)["_router_triton_kernel"]
+
+
+def triton_router(logits: torch.Tensor, bias: torch.Tensor | None = None, **more: Any) -> dict[str, Any]:
+    """The arguments of `_router_triton_kernel`, as SGLang 0.5.23 passes them. `more`: those that differ."""
+    tokens, experts = logits.shape
+    routed, groups = more.pop("K_ROUTED", 4), more.pop("N_GROUP", 1)
+    k = routed + more.pop("shared", 0)
+    named = {
+        "scores_ptr": logits,
+        "bias_ptr": logits if bias is None else bias,
+        **dict.fromkeys(("bias_alt_ptr", "input_ids_ptr", "num_token_non_padded_ptr")),
+        "out_weights_ptr": torch.full((tokens, k), 7.0),
+        "out_indices_ptr": torch.full((tokens, k), 7, dtype=torch.int32),
+        "out_packed_ptr": torch.empty(1, dtype=torch.int32),
+        "M": tokens,
+        "routed_scaling_factor": 1.0,
+        "moe_softcapping": 0.0,
+        "N": experts,
+        "K": k,
+        "K_ROUTED": routed,
+        "BLOCK_M": 2,
+        "BLOCK_N": 64,
+        "BLOCK_K": 8,
+        "N_GROUP": groups,
+        "TOPK_GROUP": 1,
+        "EXPERTS_PER_GROUP": experts // groups,
+        "BLOCK_G": groups,
+        "SCORING_FUNC": 0,
+        "RENORMALIZE": True,
+        "HAS_BIAS": bias is not None,
+        **dict.fromkeys(("SQRTSOFTPLUS_LOG1P", "HAS_SOFTCAP", "APPLY_SCALE", "HAS_TOKEN_BIAS", "HAS_PADDING"), False),
+        "BIAS_ALT_TOKEN_ID": None,
+        "HAS_PACKED": False,
+        "RENORMALIZE_EPSILON": 0.0,
+        "USE_PDL": False,
+        "stride_bias": 1,
+        "stride_bias_alt": 0,
+        "stride_input_ids": 0,
+        "stride_pm": 0,
+        "stride_pk": 0,
+        "stride_sm": logits.stride(0),
+        "stride_sn": logits.stride(1),
+        "stride_wm": k,
+        "stride_wk": 1,
+        "stride_im": k,
+        "stride_ik": 1,
+    }
+    return {**named, **more}
+
+
+SCALED = {"APPLY_SCALE": True, "routed_scaling_factor": 2.5}
+GROUPED = {"N_GROUP": 4, "TOPK_GROUP": 2}
+CAPPED = {"SCORING_FUNC": 2, "HAS_SOFTCAP": True, "moe_softcapping": 3.0}
+PADDED = {"HAS_PADDING": True, "num_token_non_padded_ptr": torch.tensor([3], dtype=torch.int32)}
+
+
+@pytest.mark.parametrize(
+    ("biased", "more", "word"),
+    [
+        (True, {}, "bias_bf16_sigmoid_renorm_topk4"),
+        (True, {"RENORMALIZE": False, **SCALED}, "bias_bf16_sigmoid_scale2.5_topk4"),
+        (True, {"RENORMALIZE_EPSILON": 0.25, **SCALED}, "bias_bf16_sigmoid_renorm_eps0.25_scale2.5_topk4"),
+        (True, {"SCORING_FUNC": 1}, "bias_bf16_sqrtsoftplus_renorm_topk4"),
+        (True, {"SCORING_FUNC": 1, "SQRTSOFTPLUS_LOG1P": True}, "bias_bf16_sqrtsoftplus_renorm_topk4"),
+        (False, {"SCORING_FUNC": 2}, "bf16_softmax_renorm_topk4"),
+        (False, {**CAPPED, "RENORMALIZE": False}, "bf16_softmax_cap3_topk4"),
+        (True, CAPPED, "bias_bf16_softmax_of_biased_cap3_renorm_topk4"),
+        (True, {**GROUPED, **SCALED}, "bias_bf16_sigmoid_renorm_scale2.5_topk4_ng4_kg2_distinct"),
+        (True, {**GROUPED, "SCORING_FUNC": 1}, "bias_bf16_sqrtsoftplus_renorm_topk4_ng4_kg2_distinct"),
+        (True, {"shared": 1, **SCALED}, "bias_bf16_sigmoid_renorm_scale2.5_topk4_shared1_w1"),
+        (
+            True,
+            {"shared": 2, **PADDED, "routed_scaling_factor": 2.5},
+            "bias_padded_bf16_sigmoid_renorm_topk4_shared2_w0.4",
+        ),
+        (False, {**PADDED, "SCORING_FUNC": 2}, "padded_bf16_softmax_renorm_topk4"),
+    ],
+)
+def test_routing_of_sglangs_triton_kernel(router_kernel: Launcher, biased: bool, more: dict[str, Any], word: str):
+    for seed, (tokens, experts) in enumerate([(5, 48), (4, 64), (1, 16)]):
+        bias = randn(experts, dtype=torch.float32, seed=seed + 9) if biased else None
+        call_arguments = triton_router(4 * randn(tokens, experts, seed=seed), bias, **more)
+        grid = (-(-tokens // call_arguments["BLOCK_M"]),)
+        kernel = agrees(
+            "triton::_router_triton_kernel.s0123", lambda _g=grid, **a: router_kernel[_g](**a), **call_arguments
+        )
+        assert kernel.name == f"moe_routing_{word}_e{experts}"
+
+
+def test_equal_scores_of_sglangs_triton_kernel(router_kernel: Launcher):
+    """The first experts are chosen, the first groups too; of equal scores in a group one counts."""
+    logits = torch.tensor([[2.0, 2, 0, 0], [1, 1, 0, 0], [2, 1, 0, 0], [1.5, 1, 0, 0]]).flatten().repeat(3, 1)
+    logits[1] = logits[1].roll(4)
+    for more in ({}, {**GROUPED, "TOPK_GROUP": 1}, {**GROUPED, "TOPK_GROUP": 3}):
+        call_arguments = triton_router(logits, torch.zeros(16), K_ROUTED=3, **more)
+        agrees("triton::_router_triton_kernel", lambda **a: router_kernel[2,](**a), **call_arguments)
+
+
+def test_what_of_sglangs_triton_kernel_is_declined():
+    logits, bias = randn(5, 64), randn(64)
+    base = triton_router(logits, bias)
+    assert kernel_of("triton::_router_triton_kernel", **base).op_type == "moe_routing"
+    for more in ({"HAS_TOKEN_BIAS": True}, {"HAS_PACKED": True}, {**GROUPED, "SCORING_FUNC": 2}, {"SCORING_FUNC": 3}):
+        assert declined("triton::_router_triton_kernel", **triton_router(logits, bias, **more))
+
+
+def test_replay_of_sglangs_triton_kernel_pads_no_row_of_which_it_is_not_known():
+    names = {"scores_ptr": (5, 64), "num_token_non_padded_ptr": (1,), "out_indices_ptr": (5, 4), "input_ids_ptr": (5,)}
+    dtypes = {"scores_ptr": "bfloat16"}
+    specs = {
+        name: TensorSpec(shape, dtypes.get(name, "int32"), storage=i) for i, (name, shape) in enumerate(names.items())
+    }
+    bound = BoundCall(
+        "triton::_router_triton_kernel", [Argument(name=name, value=spec) for name, spec in specs.items()]
+    )
+    replay_rule_for(bound.operator).prepare(bound)
+    assert {path: values.flatten().tolist() for path, values in bound.contents.items()} == {
+        "1": [5],
+        "2": [0] * 20,
+        "3": [0] * 5,
+    }
+
+
 def test_names_of_qwen3():
     weights, ids = torch.empty(256, 8, device="meta"), torch.empty(256, 8, dtype=torch.int32, device="meta")
     logits = torch.empty(256, 128, dtype=torch.bfloat16, device="meta")
@@ -153,3 +300,29 @@ def test_moe_sum_adds_up_a_tokens_experts():
             output=output,
             routed_scaling_factor=2.5,
         )
+
+
+def test_sums_of_sglangs_triton_kernel():
+    launcher = kernels("sglang", "kernels/ops/moe/fused_moe_triton_kernels.py")["_moe_sum_reduce_kernel"]
+    for dtype, scale in ((torch.bfloat16, 2.5), (torch.float32, 1.0)):
+        x, output = randn(5, 3, 48, dtype=dtype), torch.full((5, 48), 7.0, dtype=dtype)
+        call_arguments = {
+            "input_ptr": x,
+            "input_stride_0": 144,
+            "input_stride_1": 48,
+            "input_stride_2": 1,
+            "output_ptr": output,
+            "output_stride_0": 48,
+            "output_stride_1": 1,
+            "token_num": 5,
+            "topk_num": 3,
+            "hidden_dim": 48,
+            "routed_scaling_factor": scale,
+            "BLOCK_M": 2,
+            "BLOCK_DIM": 32,
+            "NUM_STAGE": 1,
+            "USE_GDC": False,
+        }
+        kernel = agrees("triton::_moe_sum_reduce_kernel.s0123", lambda **a: launcher[3, 2](**a), **call_arguments)
+        assert kernel.name == ("moe_sum_scale2.5_topk3_h48" if scale == 2.5 else "moe_sum_fp32_topk3_h48")
+        assert kernel.flops == 5 * 3 * 48
