@@ -7,6 +7,7 @@ vLLM's CPU build hides the weight, were read in vllm/_custom_ops.py.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,15 @@ from kcap.schemas.derive.invocation import (
     torch_dtype,
     written_or_returned,
 )
-from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, lazy_arg, tensor_arg
+from kcap.schemas.derive.kernel import (
+    KernelInstance,
+    OperatorFacts,
+    TensorArg,
+    abbreviate,
+    dtype_name,
+    lazy_arg,
+    tensor_arg,
+)
 
 REFERENCE = """import torch
 
@@ -94,6 +103,13 @@ def gemm_of_trtllm(call: Invocation) -> KernelInstance:
     return gemm_instance(call, call.tensor("mat_a"), call.tensor("mat_b").transpose(0, 1))
 
 
+@family("gemm", "sglang::tiny_gemm_bf16")
+def tiny_gemm_bf16(call: Invocation) -> KernelInstance:
+    """`x`: [M, K] of few rows, `w`: [N, K], which may be float32; `n_split` says how threads share the columns."""
+    kernel = gemm_instance(call, call.tensor("x"), call.tensor("w"))
+    return replace(kernel, operator=OperatorFacts(hints=("max_m", "n_split")))
+
+
 @family("gemm", "deep_gemm::bf16_gemm_nt")
 def bf16_gemm_nt(call: Invocation) -> KernelInstance:
     call.refuse("c")
@@ -108,8 +124,8 @@ def mm_bf16(call: Invocation) -> KernelInstance:
 def gemm_instance(
     call: Invocation, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None
 ) -> KernelInstance:
-    """`a`: [..., K], leading dimensions joined; `b`: [N, K]; `bias`: [N]."""
-    if b.dim() != 2 or a.dtype != b.dtype or a.dtype not in FLOATS:
+    """`a`: [..., K], leading dimensions joined; `b`: [N, K], of the dtype of `a` or float32; `bias`: [N]."""
+    if b.dim() != 2 or b.dtype not in (a.dtype, torch.float32) or a.dtype not in FLOATS:
         raise Unrecognized("not a product of two matrices of floats")
     a = a.reshape(-1, a.shape[-1])
     (m, k), n = a.shape, b.shape[0]
@@ -118,13 +134,15 @@ def gemm_instance(
         inputs["bias"] = tensor_arg(bias, "N")
     out = result_dtype(call, a.dtype)
     word = f"{'_bias' if bias is not None else ''}{abbreviate(a.dtype, torch.float16)}"
+    word += "" if a.dtype == b.dtype else f"_b{abbreviate(b.dtype, a.dtype)}"
+    plain = bias is None and a.dtype == b.dtype == out
     return KernelInstance(
         name=f"gemm{word}{'_to' + abbreviate(out, a.dtype) if out != a.dtype else ''}_n{n}_k{k}",
         op_type="gemm",
         axes={"M": None, "N": n, "K": k},
         inputs=inputs,
         outputs={"C": lazy_arg(out, ("M", "N"), lambda: written_or_returned(call, *OUTPUTS).reshape(-1, n))},
-        reference=_reference(list(inputs), n, k, None if bias is None and out == a.dtype else out),
+        reference=_reference(list(inputs), n, k, None if plain else out),
         description=f"General matrix multiply, C = A @ B.T{' + bias' if bias is not None else ''}.",
         flops=2 * m * n * k,
     )

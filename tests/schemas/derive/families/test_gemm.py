@@ -72,6 +72,26 @@ def test_a_router_gemm_may_write_another_dtype():
     assert kernel.outputs["C"].dtype == "float32"
 
 
+@pytest.mark.parametrize(
+    ("weight", "out", "word"),
+    [
+        (torch.bfloat16, torch.bfloat16, ""),
+        (torch.bfloat16, torch.float32, "_to_fp32"),
+        (torch.float32, torch.float32, "_b_fp32_to_fp32"),
+    ],
+)
+def test_sglangs_tiny_gemm_may_have_a_float32_weight(weight: torch.dtype, out: torch.dtype, word: str):
+    """Its weight is not rounded to the dtype of the activation."""
+    arguments = {"x": randn(4, 64), "w": randn(16, 64, dtype=weight), "out": torch.empty(4, 16, dtype=out)}
+
+    def run(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, **_: int) -> None:
+        out.copy_(x.double() @ w.double().T)
+
+    kernel = agrees("sglang::tiny_gemm_bf16", run, **arguments, max_m=16, n_split=4)
+    assert kernel.name == f"gemm_bf16{word}_n16_k64"
+    assert kernel.operator.hints == ("max_m", "n_split")
+
+
 def test_operators_of_other_libraries_name_their_matrices_otherwise():
     a, b, d = randn(4, 64), randn(32, 64), torch.empty(4, 32, dtype=torch.bfloat16)
 
