@@ -148,8 +148,8 @@ def restored_storages(
 # Recording has no addresses, so these rules go by names and shapes, in this order:
 #
 # 1. A name that says so in all libraries: `weight`, `bias`, `w13`, `mat2`, `key_cache`, and `b` beside an `a`, with its
-#    scales and zeros (`b_scales`); but not `topk_weights`, which a router computed. `matmul` calls it `other`: a matrix
-#    is a parameter, a stack of matrices is not.
+#    scales and zeros (`b_scales`); but not `topk_weights`, which a router computed by its own `router_weight`. `matmul`
+#    calls it `other`: a matrix is a parameter, a stack of matrices is not.
 # 2. `k`, `v` and `kv` are caches beside a table of pages; otherwise they are activations.
 # 3. A kernel of inductor's has no names: floats that it does not write, with other rows than what it writes (`[4096]`
 #    beside `[64, 4096]`, but not `[2, 32, 4096]`), are parameters.
@@ -165,7 +165,7 @@ SECOND_FACTOR = re.compile(  # of a product a @ b
     rf"(arg_|.*scales?_)?b{STORED_SUFFIX}|b_(q_weight|meta)|group_(scales|zeros)"
 )
 ADAPTER_NAME = "lora"  # vLLM's `lora_ptr`; its tables of indices end with the word, too
-ROUTER_NAME = re.compile(r"top_?k|rout|expert_weights")
+ROUTER_NAME = re.compile(r"top_?k|rout(?!er_weight$)|expert_weights")
 PAGED_NAMES = frozenset({"k", "v", "kv", "key", "value"})
 PAGE_TABLE_NAME = re.compile(r"(block|page)_?tables?|(paged_)?kv_(indices|page_indices)")
 ROTARY_NAME = re.compile(r"((.*_)?(cos|sin)|freqs?_cis|rotary_cache)(_.*)?")

@@ -152,6 +152,10 @@ def test_names_that_only_look_alike_are_none(name: str) -> None:
     assert not is_persistent_name(name)
 
 
+def test_the_matrix_of_a_router_is_a_parameter() -> None:
+    assert is_persistent_name("moe_router_weight_ptr") and not is_persistent_name("router_weights")
+
+
 DEFINITIONS = ["gemm1_weights", "gemm1_weights_scale", "ckv_cache", "kpe_cache", "k_cache", "weight"]
 
 
