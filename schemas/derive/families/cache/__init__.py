@@ -1,2 +1,2 @@
 """Key-value caches: `update` and `rope_store` write new rows to their slots, `slot_mapping` places tokens, `gather`
-reads the rows of sequences."""
+reads the rows of sequences, `decode_metadata` looks up their pages."""

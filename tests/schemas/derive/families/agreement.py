@@ -11,9 +11,11 @@ import torch
 from kcap.bench.check.checker import as_list, compare_outputs, copy_of
 from kcap.replay.datasets.reference import compile_reference
 from kcap.schemas.derive.families import recognize
-from kcap.schemas.derive.invocation import Invocation
-from kcap.schemas.derive.kernel import KernelInstance
+from kcap.schemas.derive.invocation import Invocation, invocation_of
+from kcap.schemas.derive.kernel import KernelInstance, dtype_name
 from kcap.schemas.flashinfer.definition import Definition, from_bytes, to_bytes
+from kcap.schemas.recording.records import Argument, Call, Launch
+from kcap.schemas.recording.values import TensorSpec
 
 needs_avx512 = pytest.mark.skipif(
     not torch.cpu._is_avx512_supported(), reason="vLLM has this operator for CPUs with AVX-512 only"
@@ -29,6 +31,20 @@ def kernel_of(operator: str, **arguments: Any) -> KernelInstance:
     """The kernel instance of a Call that its family takes."""
     kernel = recognize(Invocation(operator, arguments))
     assert kernel is not None, f"no family takes {operator}"
+    return kernel
+
+
+def launched(operator: str, arguments: dict[str, Any], *constants: str) -> KernelInstance:
+    """The kernel instance of a Triton launch as it is recorded: without tensors' values, its `constants` apart."""
+    values: dict[str, Any] = {
+        name: TensorSpec(tuple(v.shape), dtype_name(v.dtype), storage=i) if isinstance(v, torch.Tensor) else v
+        for i, (name, v) in enumerate(arguments.items())
+    }
+    fixed = {name: values.pop(name) for name in constants}
+    args = [Argument(name=name, value=value) for name, value in values.items()]
+    call = Call(id=0, operator=f"{operator}.s01234567", args=args, launch=Launch(function="kernel", constexprs=fixed))
+    kernel = recognize(invocation_of(call))
+    assert kernel is not None, f"no family takes the launch of {operator}"
     return kernel
 
 
