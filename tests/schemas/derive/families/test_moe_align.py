@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of
+from agreement import agrees, checked, declined, kernel_of, launched
 from interpreted import Launcher, kernels
 
 from kcap.schemas.derive.bound_call import BoundCall, replay_rule_for
@@ -136,6 +136,13 @@ def test_sglangs_operators_are_one_definition(small: Launcher):
     assert kernel.key == triton.key
     assert declined(operator, **call_arguments, pad_sorted_token_ids=False)
     assert declined(operator, **call_arguments, pad_sorted_token_ids=True, ignore_invalid_expert=True)
+
+
+def test_launches_are_known_as_they_are_recorded():
+    call_arguments = sglangs(other_ranks(8, 96, 8), 96, 16, counted=True)
+    kernel = launched(SMALL, call_arguments, "NP", "NB", "USE_GDC", "WRITE_INACTIVE_PREFIX_COUNT")
+    assert kernel.key == kernel_of(SMALL, **call_arguments).key
+    assert checked(kernel).var_axes == ["seq_len", "num_sorted", "num_blocks"]
 
 
 def test_replay_draws_experts_of_this_rank_and_keeps_sampled_ones():

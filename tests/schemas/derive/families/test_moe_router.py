@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, randn
+from agreement import agrees, checked, declined, kernel_of, launched, randn
 from interpreted import Launcher, kernels
 
 from kcap.schemas.derive.bound_call import BoundCall, replay_rule_for
@@ -88,6 +88,14 @@ def test_definition_and_cost():
     cost = count(CostInputs(definition, {name: arg.get() for name, arg in kernel.inputs.items()}))
     assert cost.flops == kernel.flops == 2 * 5 * 8 * 48
     assert cost.bytes == 2 * 48 * (5 + 8) + 4 * 8 + 5 * 2 * 8
+
+
+def test_launches_are_known_as_they_are_recorded():
+    fixed = ("is_correction_bias", "num_experts", "topk", "moe_softcapping", "moe_renormalize")
+    few, more = cudacore(cap=5.0, bias=True), tensorcore(cap=5.0)
+    assert launched(CUDACORE, few, *fixed, "hidden_dim", "BLOCK_SIZE").key == kernel_of(CUDACORE, **few).key
+    sizes = ("K", "BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "stride_am", "stride_bn", "dp_attn_workaround_flag")
+    assert launched(TENSORCORE, more, *fixed, *sizes).key == kernel_of(TENSORCORE, **more).key
 
 
 def test_what_is_declined():

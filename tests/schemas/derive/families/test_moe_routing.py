@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, needs_avx512, randn
+from agreement import agrees, checked, declined, kernel_of, launched, load_vllm_kernels, needs_avx512, randn
 from interpreted import Launcher, kernels
 
 from kcap.schemas.derive.bound_call import BoundCall, replay_rule_for
@@ -247,6 +247,19 @@ def test_what_of_sglangs_triton_kernel_is_declined():
     assert kernel_of("triton::_router_triton_kernel", **base).op_type == "moe_routing"
     for more in ({"HAS_TOKEN_BIAS": True}, {"HAS_PACKED": True}, {**GROUPED, "SCORING_FUNC": 2}, {"SCORING_FUNC": 3}):
         assert declined("triton::_router_triton_kernel", **triton_router(logits, bias, **more))
+
+
+def test_launches_of_sglangs_triton_kernels_are_known_as_they_are_recorded():
+    call_arguments = triton_router(
+        randn(5, 48), randn(48, dtype=torch.float32), shared=1, **GROUPED, **SCALED, **PADDED
+    )
+    constants = [name for name in call_arguments if name.isupper() and name != "M"]
+    kernel = launched("triton::_router_triton_kernel", call_arguments, *constants)
+    assert kernel.key == kernel_of("triton::_router_triton_kernel", **call_arguments).key
+    sums = {"input_ptr": randn(5, 3, 48), "output_ptr": randn(5, 48), "routed_scaling_factor": 2.5}
+    assert (
+        launched("triton::_moe_sum_reduce_kernel", sums, "routed_scaling_factor").name == "moe_sum_scale2.5_topk3_h48"
+    )
 
 
 def test_replay_of_sglangs_triton_kernel_pads_no_row_of_which_it_is_not_known():
