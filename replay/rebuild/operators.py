@@ -138,7 +138,7 @@ LIBRARIES: dict[str, Library] = {
     "_vllm_fa2_C": _VLLM_FLASH,
     "_vllm_fa3_C": _VLLM_FLASH,
     "_flashmla_C": Library("vllm", ("vllm.third_party.flashmla.flash_mla_interface",)),
-    "sgl_kernel": Library("sgl-kernel", ("sgl_kernel",)),
+    "sgl_kernel": Library("sgl-kernel", ("sgl_kernel", "sgl_kernel.flash_attn")),
     "sglang": Library(
         "sglang",
         (

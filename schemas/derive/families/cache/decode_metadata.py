@@ -137,13 +137,19 @@ def slots_of_tokens(draft: WorkloadDraft, name: str) -> torch.Tensor:
     return draft.integers(0, draft.size("num_slots") or shape[0] * shape[1], draft.shape(name))
 
 
-@replay_rule("triton::_fused_decode_metadata_kernel")
+@replay_rule(
+    "triton::_fused_decode_metadata_kernel",
+    *("triton::_fused_metadata_kernel_ps1_no_swa", "triton::_fused_metadata_kernel_general"),
+)
 class DecodeMetadata(ReplayRule):
-    """Slots are only looked up and written down, so that any will do: no Sample holds the table of all requests."""
+    """Slots are only looked up and written down, so that any will do: no Sample holds the table of all requests.
+
+    0.5.15 has two kernels for it, which copy what is behind a sequence's last page, too: they have no Definition.
+    """
 
     def prepare(self, bound: BoundCall) -> None:
         set_zeros(bound, "cache_seqlens_int32", "cu_seqlens_k", "page_table", "swa_page_table")
-        for name in ("req_to_token", "full_to_swa_index_mapping", "full_v2p", "swa_v2p"):
+        for name in ("req_to_token", "full_to_swa_index_mapping", "full_to_swa_mapping", "full_v2p", "swa_v2p"):
             spec = bound[name]
             if isinstance(spec, TensorSpec) and bound.content(name) is None:
                 bound.set_content(name, torch.zeros([1] * len(spec.shape), dtype=torch.int64))  # and zeros elsewhere

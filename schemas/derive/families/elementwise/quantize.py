@@ -117,6 +117,7 @@ SGLANG_EPS = 1e-10  # in its kernels/jit/csrc/gemm/per_token_group_quant.cuh
 @family(
     *("quantize", "_C::per_token_group_fp8_quant"),
     *("sgl_kernel::sgl_per_token_group_quant_8bit", "sglang::per_token_group_quant"),
+    "sglang::per_token_group_quant_8bit_v2",
 )
 def per_group(call: Invocation) -> KernelInstance:
     """A group's largest magnitude counts as `eps` at least. Scales may lie column by column, rows padded to four."""

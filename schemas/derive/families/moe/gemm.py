@@ -1,4 +1,5 @@
-"""moe_gemm: one matrix of each token's experts, as vLLM's Triton `fused_moe_kernel` is launched for each of the two.
+"""moe_gemm: one matrix of each token's experts, as the Triton `fused_moe_kernel` of vLLM and of SGLang is launched for
+each of the two.
 
 The kernel takes tokens sorted by expert and padded to blocks, or, for few tokens, an expert each. Here it is always
 the experts of each row: sorting is no part of it. Rows of another rank's experts (id -1) are zero.
@@ -42,24 +43,25 @@ def fused_moe_kernel(call: Invocation) -> KernelInstance:
     """`a_ptr`: [rows, K], `b_ptr`: [experts, N, K], `c_ptr`: [..., N] with as many rows as all tokens have experts.
 
     Scales of quantized matrices are [rows, K_group] and [experts, N_group, K_group], or one for A and [experts]. A bias
-    is added before the weights multiply. SGLang's kernel of this name is declined: it reads its matrices through
-    descriptors where it has some.
+    is added before the weights multiply. Declined is SGLang's where it reads its matrices through descriptors, or
+    writes its rows sorted, masked, gated, or added to others.
     """
+    call.refuse(
+        "a_desc", "b_desc", "c_sorted", "MASK_OUTPUT", "FUSE_ADD_TO_OUTPUT", "FUSE_SUM_ALL_REDUCE", "FUSE_SWIGLU"
+    )
     a, b, c = (call.tensor(name) for name in ("a_ptr", "b_ptr", "c_ptr"))
     scales = call.optional("a_scale_ptr"), call.optional("b_scale_ptr")
-    if (
-        "a_desc" in call.arguments
-        or a.dtype != b.dtype
-        or a.dtype not in (FLOATS if scales[1] is None else QUANTIZED_DTYPES)
-    ):
-        raise Unrecognized("SGLang's, or matrices of two dtypes")
+    if a.dtype != b.dtype or a.dtype not in (FLOATS if scales[1] is None else QUANTIZED_DTYPES):
+        raise Unrecognized("matrices of two dtypes")
+    if call["A_OUTPUT_SLICES"] not in (None, 1):
+        raise Unrecognized("halves of its columns from halves of its rows")
     (rows, k), (e, n, _) = a.shape, b.shape
     top_k, rest = divmod(c.numel() // n, rows)
     if rest or (scales[0] is None) != (scales[1] is None):
         raise Unrecognized("rows without all of their experts, or without scales")
     inputs = {"A": tensor_arg(a, "num_rows", "K"), "B": tensor_arg(b, "num_experts", "N", "K")}
     inputs |= whole_scales(*scales, e) or block_scales(*scales, ("num_rows",), "num_experts")
-    if (bias := call.optional("b_bias_ptr")) is not None:
+    if (bias := call.optional("b_bias_ptr", "bias_ptr")) is not None:
         inputs["bias"] = tensor_arg(bias, "num_experts", "N")
     return _instance(call, inputs, (rows, top_k, e, n, k))
 

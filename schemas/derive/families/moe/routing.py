@@ -188,7 +188,7 @@ def router_triton_kernel(call: Invocation) -> KernelInstance:
     """
     call.refuse("HAS_TOKEN_BIAS", "HAS_PACKED")
     score = {0: "sigmoid", 1: "sqrtsoftplus", 2: "softmax"}.get(call["SCORING_FUNC"], "")
-    bias = call.tensor("bias_ptr") if call["HAS_BIAS"] else None
+    bias = None if call["HAS_BIAS"] is False else call.tensor("bias_ptr")  # 0.5.15 always has one
     groups, scale, routed = int(call.number("N_GROUP")), float(call.number("routed_scaling_factor")), call["K_ROUTED"]
     if score == "softmax" and groups > 1:
         raise Unrecognized("groups by their logits")

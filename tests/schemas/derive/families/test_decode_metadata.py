@@ -109,16 +109,17 @@ def test_bytes_and_what_is_declined():
     assert declined(OPERATOR, **{**call_arguments, **sliding})
 
 
-def test_replay_cuts_the_table_to_the_requests_of_the_batch():
+@pytest.mark.parametrize("operator", [OPERATOR, "triton::_fused_metadata_kernel_ps1_no_swa"])
+def test_replay_cuts_the_table_to_the_requests_of_the_batch(operator: str):
     specs = {
         name: TensorSpec(tuple(value.shape), str(value.dtype).removeprefix("torch."), storage=number)
         for number, (name, value) in enumerate(decode(4, True).items())
         if isinstance(value, torch.Tensor)
     }
-    bound = BoundCall(OPERATOR, [Argument(name=name, value=spec) for name, spec in specs.items()])
+    bound = BoundCall(operator, [Argument(name=name, value=spec) for name, spec in specs.items()])
     bound.set_content("seq_lens", torch.tensor(LENGTHS))
     bound.set_content("req_pool_indices", torch.tensor(REQUESTS))
-    rule = replay_rule_for(OPERATOR)
+    rule = replay_rule_for(operator)
     rule.prepare(bound)
     assert len(bound.contents) == len(specs)
     assert rule.touched(bound, 10000) == 10000 - 2 * (CONTEXT + 4) * 4

@@ -241,6 +241,14 @@ def test_equal_scores_of_sglangs_triton_kernel(router_kernel: Launcher):
         agrees("triton::_router_triton_kernel", lambda **a: router_kernel[2,](**a), **call_arguments)
 
 
+def test_the_older_kernel_of_sglang_always_has_a_bias():
+    call_arguments = triton_router(randn(5, 64), randn(64))
+    del call_arguments["HAS_BIAS"]
+    assert kernel_of("triton::_router_triton_kernel", **call_arguments).name == (
+        "moe_routing_bias_bf16_sigmoid_renorm_topk4_e64"
+    )
+
+
 def test_what_of_sglangs_triton_kernel_is_declined():
     logits, bias = randn(5, 64), randn(64)
     base = triton_router(logits, bias)

@@ -241,6 +241,7 @@ def test_what_is_not_modelled_is_declined():
     of_older = kernel_of("sgl_kernel::sgl_per_token_group_quant_8bit", **grouped)
     of_newer = kernel_of("sglang::per_token_group_quant", **renamed, scale_ue8m0=False)
     assert (of_newer.name, of_newer.reference) == (of_older.name, of_older.reference)
+    assert kernel_of("sglang::per_token_group_quant_8bit_v2", **grouped).name == of_older.name
     assert declined("sglang::per_token_group_quant", **renamed, sorted_token_ids=torch.ones(8).int())
     assert declined("sgl_kernel::sgl_per_token_group_quant_8bit", **{**grouped, "output_s": torch.ones(8, 1).int()})
     assert declined("sgl_kernel::sgl_per_token_group_quant_8bit", **{**grouped, "output_s": torch.ones(2, 8)})
