@@ -85,6 +85,7 @@ LOAD = ("--num-prompts", "16")
 RECORDED = ("--input-len", "64", "--output-len", "32")
 COMPARED = ("--input-len", "80", "--output-len", "1200")  # in prefill it has shapes that were not recorded
 PRODUCT = "aten::mm.out"
+PRODUCTS = {PRODUCT, "aten::linear"}
 USELESS, CHOSEN, TOGETHER = "useless", "chosen", "together"
 
 
@@ -255,15 +256,20 @@ def odd_ones(plans: dict[str, Plan]) -> dict[str, Plan]:
     come."""
     odd = {}
     examples = [plan for name, plan in plans.items() if name.endswith("_example")]
-    product = next((plan for plan in examples if {one.call.operator for one in plan.replacements} == {PRODUCT}), None)
+    product = next((plan for plan in examples if operators_of(plan) and operators_of(plan) <= PRODUCTS), None)
     if product is not None:
         odd |= spoilt(product)
+    if product is not None and operators_of(product) == {PRODUCT}:
         longer = [one.model_copy(update={"call": one_row_more(one.call)}) for one in product.replacements]
         odd[USELESS] = product.only(longer)
     for plan in examples:
         if any(one.definition.startswith("gqa_table_decode_") for one in plan.replacements):
             odd |= spoilt(plan)
     return odd
+
+
+def operators_of(plan: Plan) -> set[str]:
+    return {one.call.operator for one in plan.replacements}
 
 
 def spoilt(right: Plan) -> dict[str, Plan]:
