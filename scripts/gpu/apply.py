@@ -85,7 +85,7 @@ LOAD = ("--num-prompts", "16")
 RECORDED = ("--input-len", "64", "--output-len", "32")
 COMPARED = ("--input-len", "80", "--output-len", "1200")  # in prefill it has shapes that were not recorded
 PRODUCT = "aten::mm.out"
-PRODUCTS = {PRODUCT, "aten::linear"}
+PRODUCTS = (PRODUCT, "aten::linear")
 USELESS, CHOSEN, TOGETHER = "useless", "chosen", "together"
 
 
@@ -256,7 +256,8 @@ def odd_ones(plans: dict[str, Plan]) -> dict[str, Plan]:
     come."""
     odd = {}
     examples = [plan for name, plan in plans.items() if name.endswith("_example")]
-    product = next((plan for plan in examples if operators_of(plan) and operators_of(plan) <= PRODUCTS), None)
+    products = (plan for operator in PRODUCTS for plan in examples if operators_of(plan) == {operator})
+    product = next(products, None)
     if product is not None:
         odd |= spoilt(product)
     if product is not None and operators_of(product) == {PRODUCT}:

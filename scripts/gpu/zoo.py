@@ -151,7 +151,7 @@ class Zoo:
     KEY=VALUE for the engine of every model."""
 
     def __init__(
-        self, framework: str, given: Sequence[str], output: Path, until: float, patience: float, gpus: int
+        self, output: Path, until: float, patience: float, gpus: int, framework: str = "vLLM", given: Sequence[str] = ()
     ) -> None:
         self.framework, self.given = framework, given
         self.output, self.until, self.patience, self.gpus = output, until, patience, gpus
@@ -345,7 +345,7 @@ def main() -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its engine admits a load whole, not as it arrives
     gpus = torch.cuda.device_count()
     until = time.monotonic() + args.limit
-    zoo = Zoo(args.framework, args.engine_arg, args.output.resolve(), until, args.patience, gpus)
+    zoo = Zoo(args.output.resolve(), until, args.patience, gpus, args.framework, args.engine_arg)
     every = [Findings(name) for name in args.names or ZOO]
     for stage in args.only or (STAGES if args.jobs > 1 else STAGES[1:]):
         zoo.run(every, stage, 1 if stage in MEASURED else args.jobs)
