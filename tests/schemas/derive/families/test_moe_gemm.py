@@ -108,6 +108,23 @@ SCALES = {  # shapes of A's and B's by what has one, for 5 tokens, 4 experts, 64
 }
 
 
+def quantized(per: str | None) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
+    """Of a launch with scales for each `per`: its matrices, scales and weights; their strides; its constants."""
+    scales = SCALES[per] and tuple(torch.rand(shape) + 0.1 for shape in SCALES[per])
+    a, b = (matrix.to(FP8) if scales else matrix for matrix in (randn(5, 256), randn(4, 64, 256, seed=1)))
+    tensors = {"a_ptr": a, "b_ptr": b, "topk_weights_ptr": torch.rand(5, 2)}
+    tensors |= dict(zip(("a_scale_ptr", "b_scale_ptr"), scales or (None, None), strict=True))
+    strides = {"stride_am": 256, "stride_ak": 1, "stride_be": 64 * 256, "stride_bk": 1, "stride_bn": 256}
+    strides |= dict.fromkeys(("stride_asm", "stride_ask", "stride_bse", "stride_bsk", "stride_bsn"), 0)
+    if scales and per != "tensor":
+        (strides["stride_asm"], strides["stride_ask"]) = scales[0].stride()
+        (strides["stride_bse"], strides["stride_bsn"], strides["stride_bsk"]) = scales[1].stride()
+    strides |= {"stride_bse": 1} if per == "tensor" else {}
+    fixed: dict[str, Any] = {"group_n": 128, "group_k": 128} if per == "block" else {"group_n": 0, "group_k": 0}
+    fixed |= {"use_fp8_w8a8": per is not None, "use_int8_w8a8": False, "use_int8_w8a16": False}
+    return tensors, strides, {**fixed, "per_channel_quant": per == "channel"}
+
+
 @pytest.mark.filterwarnings("ignore:divide by zero")  # by blocks of no columns, where there are none
 @pytest.mark.parametrize("per", SCALES)
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -117,30 +134,20 @@ def test_vllms_triton_kernel_itself(per: str | None, with_bias: bool, few: bool)
     triton = pytest.importorskip("triton")
     launcher = kernels("vllm", "model_executor/layers/fused_moe/fused_moe.py")["fused_moe_kernel"]
     ids = torch.tensor([[3, 0], [1, 2], [0, 1], [3, 2], [1, 0]])
-    a, b, weights = randn(5, 256), randn(4, 64, 256, seed=1), torch.rand(5, 2)
-    scales = SCALES[per] and tuple(torch.rand(shape) + 0.1 for shape in SCALES[per])
-    a, b = (matrix.to(FP8) if scales else matrix for matrix in (a, b))
+    matrices, strides, fixed = quantized(per)
     buffer, owners, total = aligned(ids, 4, 16)
-    tensors = {"a_ptr": a, "b_ptr": b, "c_ptr": torch.empty(5, 2, 64, dtype=torch.bfloat16)}
-    tensors |= {"b_bias_ptr": randn(4, 64, seed=2) if with_bias else None, "topk_weights_ptr": weights}
-    tensors |= dict(zip(("a_scale_ptr", "b_scale_ptr"), scales or (None, None), strict=True))
+    tensors = {**matrices, "c_ptr": torch.empty(5, 2, 64, dtype=torch.bfloat16)}
+    tensors["b_bias_ptr"] = randn(4, 64, seed=2) if with_bias else None
     tensors["sorted_token_ids_ptr"] = None if few else buffer
     tensors["expert_ids_ptr"] = ids.flatten().int() if few else owners
     tensors["num_tokens_post_padded_ptr"] = torch.tensor([160], dtype=torch.int32) if few else total
-    strides = dict.fromkeys(("stride_asm", "stride_ask", "stride_bse", "stride_bsk", "stride_bsn"), 0)
-    if scales and per != "tensor":
-        (strides["stride_asm"], strides["stride_ask"]) = scales[0].stride()
-        (strides["stride_bse"], strides["stride_bsn"], strides["stride_bsk"]) = scales[1].stride()
-    strides |= {"stride_bse": 1} if per == "tensor" else {}
-    fixed = {"group_n": 128, "group_k": 128} if per == "block" else {"group_n": 0, "group_k": 0}
     fixed |= {
         "naive_block_assignment": few,
         "MUL_ROUTED_WEIGHT": True,
         "top_k": 2,
         "compute_type": triton.language.bfloat16,
     }
-    fixed |= {"use_fp8_w8a8": per is not None, "use_int8_w8a8": False, "use_int8_w8a16": False}
-    fixed |= {"per_channel_quant": per == "channel", "HAS_BIAS": with_bias}
+    fixed["HAS_BIAS"] = with_bias
 
     def run(a_ptr: torch.Tensor, b_ptr: torch.Tensor, **rest: Any) -> None:
         blocks = {
@@ -152,10 +159,9 @@ def test_vllms_triton_kernel_itself(per: str | None, with_bias: bool, few: bool)
             "SWAP_AB": False,
         }
         sizes = {"N": 64, "K": 256, "EM": 160 if few else len(buffer), "num_valid_tokens": 10}
-        matrices = {"stride_am": 256, "stride_ak": 1, "stride_be": 64 * 256, "stride_bk": 1, "stride_bn": 256}
         others = {"stride_cm": 64, "stride_cn": 1, "stride_bbe": 64, "stride_bbn": 1}
         a, b = a_ptr.float(), b_ptr.float()  # the interpreter has no products of float8
-        launcher[16,](a_ptr=a, b_ptr=b, **rest, **sizes, **matrices, **others, **strides, **blocks)
+        launcher[16,](a_ptr=a, b_ptr=b, **rest, **sizes, **others, **strides, **blocks)
 
     instance = agrees(KERNEL, run, **tensors, **fixed)
     words = f"{'_bias' if with_bias else ''}{'_float8_e4m3fn' if per else ''}{'_per_tensor' if per == 'tensor' else ''}"
@@ -170,23 +176,14 @@ def test_sglangs_triton_kernel_itself(per: str | None, with_bias: bool):
     triton = pytest.importorskip("triton")
     launcher = kernels("sglang", "kernels/ops/moe/fused_moe_triton_kernels.py")["fused_moe_kernel"]
     ids = torch.tensor([[3, 0], [1, 2], [0, 1], [3, 2], [1, 0]])
-    a, b, weights = randn(5, 256), randn(4, 64, 256, seed=1), torch.rand(5, 2)
-    scales = SCALES[per] and tuple(torch.rand(shape) + 0.1 for shape in SCALES[per])
-    a, b = (matrix.to(FP8) if scales else matrix for matrix in (a, b))
+    matrices, strides, fixed = quantized(per)
     buffer, owners, total = aligned(ids, 4, 16)
     owners[owners == 2] = -1
-    tensors = {"a_ptr": a, "b_ptr": b, "c_ptr": torch.empty(10, 64, dtype=torch.bfloat16)}
-    tensors |= {"bias_ptr": randn(4, 64, seed=2) if with_bias else None, "topk_weights_ptr": weights}
-    tensors |= dict(zip(("a_scale_ptr", "b_scale_ptr"), scales or (None, None), strict=True))
+    tensors = {**matrices, "c_ptr": torch.empty(10, 64, dtype=torch.bfloat16)}
+    tensors["bias_ptr"] = randn(4, 64, seed=2) if with_bias else None
     tensors |= {"sorted_token_ids_ptr": buffer, "expert_ids_ptr": owners, "num_tokens_post_padded_ptr": total}
-    strides = dict.fromkeys(("stride_asm", "stride_ask", "stride_bse", "stride_bsk", "stride_bsn"), 0)
-    if scales and per != "tensor":
-        (strides["stride_asm"], strides["stride_ask"]) = scales[0].stride()
-        (strides["stride_bse"], strides["stride_bsn"], strides["stride_bsk"]) = scales[1].stride()
-    fixed = {"group_n": 128, "group_k": 128} if per == "block" else {"group_n": 0, "group_k": 0}
     fixed |= {"MUL_ROUTED_WEIGHT": True, "top_k": 2, "compute_type": triton.language.bfloat16}
-    fixed |= {"use_fp8_w8a8": per is not None, "use_int8_w8a8": False, "use_int8_w8a16": False}
-    fixed |= {"per_channel_quant": per == "channel", "even_Ks": True, "ROUTER_TOPK": 2}
+    fixed |= {"even_Ks": True, "ROUTER_TOPK": 2}
     none = dict.fromkeys(("a_desc", "b_desc", "add_mask_ptr"))
     flags = ("c_sorted", "swap_ab", "FUSE_ADD_TO_OUTPUT", "MASK_OUTPUT", "FUSE_SUM_ALL_REDUCE")
     fixed |= none | dict.fromkeys(flags, False)
@@ -194,10 +191,9 @@ def test_sglangs_triton_kernel_itself(per: str | None, with_bias: bool):
     def run(a_ptr: torch.Tensor, b_ptr: torch.Tensor, **rest: Any) -> None:
         blocks = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1}
         sizes = {"N": 64, "K": 256, "EM": len(buffer), "num_valid_tokens": 10}
-        matrices = {"stride_am": 256, "stride_ak": 1, "stride_be": 64 * 256, "stride_bk": 1, "stride_bn": 256}
         others = {"stride_cm": 64, "stride_cn": 1, "stride_bias_e": 64, "stride_bias_n": 1}
         a, b = a_ptr.float(), b_ptr.float()  # the interpreter has no products of float8
-        launcher[16,](a_ptr=a, b_ptr=b, **rest, **sizes, **matrices, **others, **strides, **blocks)
+        launcher[16,](a_ptr=a, b_ptr=b, **rest, **sizes, **others, **strides, **blocks)
 
     instance = agrees(KERNEL, run, **tensors, **fixed)
     words = f"{'_bias' if with_bias else ''}{'_float8_e4m3fn' if per else ''}{'_per_tensor' if per == 'tensor' else ''}"
