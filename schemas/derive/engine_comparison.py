@@ -163,11 +163,11 @@ DECODE_FIRST = sorted(PHASES, key=lambda phase: phase != "decode")
 # By op_type; any other op_type is its own purpose.
 ATTENTION = (
     *("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"),
-    *("attention_split", "attention_split_merge", "attention_merge"),
+    *("attention_extend", "attention_split", "attention_split_merge", "attention_merge"),
 )
 PURPOSES = dict.fromkeys(ATTENTION, "attention") | {"rope_store": "rope"}
 
-# Launches of SGLang and vLLM that are only a part of a kernel, so that no family has them.
+# Launches of SGLang and vLLM that are attention, or a part of one, where their family declines them.
 STAGES = (
     "_fwd_kernel",
     "_fwd_kernel_unified",

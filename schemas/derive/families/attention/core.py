@@ -145,3 +145,13 @@ def refuse_unless_one(call: Invocation, *names: str) -> None:
     for name in names:
         if isinstance(call[name], torch.Tensor) or call[name] not in (None, 1, 1.0):
             raise Unrecognized(f"{call.operator}: {name} is set")
+
+
+def refuse_beside_slots(call: Invocation, *names: str) -> None:
+    """Unrecognized for what SGLang's Triton kernels do besides attention over a list of slots, one to a page.
+
+    `names`: of a kernel's own switches.
+    """
+    call.refuse("SCORE_MOD", *names)
+    if call["PAGE_SIZE"] not in (None, 1) or (call["xai_temperature_len"] or 0) > 0:
+        raise Unrecognized(f"{call.operator}: its slots are of pages, or its logits have a temperature of their own")

@@ -54,6 +54,18 @@ def ragged_cost(inputs: CostInputs) -> Cost:
     return inputs.cost(rows * row + inputs.read("q") + read_of_sinks(inputs), flops)
 
 
+@cost_function("attention_extend")
+def extend_cost(inputs: CostInputs) -> Cost:
+    """q: [tokens, heads, dim], k, v: [tokens, kv heads, dim], caches: [slots, 1, kv heads, dim]."""
+    q, k, v, window = inputs["q"], inputs["k"], inputs["v"], window_of(inputs)
+    pages, queries = pages_of(inputs, 1), inputs.index("qo_indptr").diff()
+    row = k[:1].numel() * k.element_size() + v[:1].numel() * v.element_size()
+    pairs = attended_pairs(pages.lengths() + queries, queries, True, window)
+    seen = pages.lengths() - first_key_seen(pages.lengths() + queries, queries, window).minimum(pages.lengths())
+    read = inputs.read("q", "k", "v") + int(seen.sum()) * row + read_of_sinks(inputs)
+    return inputs.cost(read, 2 * q.shape[1] * (q.shape[2] + v.shape[2]) * pairs)
+
+
 def read_of_sinks(inputs: CostInputs) -> int:
     return inputs.read("sinks") if "sinks" in inputs else 0
 

@@ -6,9 +6,8 @@ padding, which operators leave as they were, are zero as in the reference.
 A decode has a second Definition, gqa_table_decode, whose inputs are what the engine itself passes: its table of pages
 and the sequences' lengths. A kernel for that can take the operator's place without anything computed before it.
 
-Launches of which two make one kernel are left out: the 3D path of vLLM's Triton kernel (segments, then their reduction)
-and SGLang's decode (`_fwd_grouped_kernel_stage1`, `_fwd_kernel_stage2`; vLLM's are in `parts`). So is SGLang's
-extension, which reads old keys from the cache and new ones from beside it: FlashInfer has no form for that.
+The 3D path of vLLM's Triton kernel (segments, then their reduction) is left out. Other decodes of two launches are in
+`split_decode`; SGLang's prefill, which reads old keys from the cache and new ones from beside it, in `gqa_ragged`.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from kcap.schemas.derive.families.attention.core import (
     refuse_quantized,
     refuse_unless_one,
 )
-from kcap.schemas.derive.families.attention.cpu_cache import TILED, may_be_tiled, unpacked_caches
 from kcap.schemas.derive.families.attention.pages import PagedBatch, PageTable, listed_pages, table_pages
+from kcap.schemas.derive.families.cache.cpu_cache import TILED, may_be_tiled, unpacked_caches
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import (
     KernelInstance,

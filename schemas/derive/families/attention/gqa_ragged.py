@@ -1,7 +1,10 @@
-"""gqa_ragged and mla_ragged: attention over keys and values without a cache.
+"""gqa_ragged and mla_ragged: attention over keys and values without a cache; attention_extend: over those behind it.
 
-Operators are FlashInfer's wrapper and aten's attention, which encoders use. mla_ragged is for values of another size
-than the keys. FlashAttention without a page table is ragged, too; gqa_paged.py recognizes its operators.
+Operators of the first are FlashInfer's wrapper and aten's attention, which encoders use. mla_ragged is for values of
+another size than the keys. FlashAttention without a page table is ragged, too; gqa_paged.py recognizes its operators.
+
+attention_extend is SGLang's Triton prefill: of each sequence a list of slots of the cache, and new keys beside it, of
+which FlashInfer has no form.
 """
 
 from __future__ import annotations
@@ -20,8 +23,11 @@ from kcap.schemas.derive.families.attention.core import (
     AttentionVariant,
     MakeTensor,
     first_key_seen,
+    refuse_beside_slots,
     refuse_quantized,
+    refuse_unless_one,
 )
+from kcap.schemas.derive.families.attention.pages import PagedBatch, listed_slots
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, scalar_arg, tensor_arg
 
@@ -204,3 +210,90 @@ def join_batches(heads: torch.Tensor) -> torch.Tensor:
 def sequence_starts(heads: torch.Tensor) -> torch.Tensor:
     """Where each sequence of [batch, heads, tokens, dim] begins, once they are joined."""
     return torch.arange(heads.shape[0] + 1, dtype=torch.int32) * heads.shape[2]
+
+
+EXTEND = """import math
+
+import torch
+
+{attend}
+
+@torch.no_grad()
+def run({arguments}):
+    assert q.shape[1:] == ({h}, {d})
+    assert k.shape[1:] == ({kv}, {d}) and v.shape[1:] == ({kv}, {vo})
+    output = torch.zeros((q.shape[0], {h}, {vo}), dtype=q.dtype, device=q.device)
+    for b in range(qo_indptr.shape[0] - 1):
+        rows = slice(int(qo_indptr[b]), int(qo_indptr[b + 1]))
+        pages = kv_indices[int(kv_indptr[b]) : int(kv_indptr[b + 1])].long()
+        if rows.start == rows.stop:
+            continue
+        k_b = torch.cat((k_cache[pages, 0], k[rows])).to(torch.float32)
+        v_b = torch.cat((v_cache[pages, 0], v[rows])).to(torch.float32)
+        output[rows], _ = attend(q[rows].to(torch.float32), k_b, v_b, sm_scale{more})
+    return output
+"""
+
+CACHED = ("num_pages", "page_size", "num_kv_heads")
+QUERIES = ("total_q", "num_qo_heads")
+NEW_KEYS = ("total_q", "num_kv_heads")
+SWITCHES = ("USE_CUSTOM_MASK", "STORE_LSE", "SKIP_PREFIX", "SKIP_EXTEND", "IDENTITY_KV_INDICES", "USE_FP8_PREFIX")
+
+
+@family("attention_extend", "triton::_fwd_kernel")
+def extend(call: Invocation) -> KernelInstance:
+    """`Q_Extend`: [tokens, heads, dim], `K_Extend`, `V_Extend`: [tokens, kv heads, dim], buffers: [slots, kv heads,
+    dim]."""
+    refuse_beside_slots(call, *SWITCHES, "USE_FP8_EXTEND")
+    refuse_unless_one(call, "k_scale", "v_scale")
+    q, k, v = (call.tensor(f"{name}_Extend") for name in "QKV")
+    k_cache, v_cache = call.tensor("K_Buffer")[:, None], call.tensor("V_Buffer")[:, None]
+    refuse_quantized(q, k, v, k_cache, v_cache)
+    window, causal = int(call.number("SLIDING_WINDOW_SIZE")), bool(call["IS_CAUSAL"])
+    if window > 0 and not causal:
+        raise Unrecognized("what its window hides after a query differs between releases")
+    variant = AttentionVariant(
+        causal=causal,
+        window=window if window > 0 else -1,
+        softcap=max(float(call.number("logit_cap")), 0.0),
+        sinks=call.optional("sink_ptr"),
+    )
+    (_, h, d), (_, kv, vo) = q.shape, v.shape
+    pages = listed_slots(call.tensor("kv_indptr"), call.tensor("kv_indices"))
+    batch = PagedBatch(len(q), pages, call.tensor("qo_indptr"), decode=False)
+    inputs = {
+        "q": tensor_arg(q, *QUERIES, "qk_dim"),
+        "k": tensor_arg(k, *NEW_KEYS, "qk_dim", description="The keys of the queries' own tokens."),
+        "v": tensor_arg(v, *NEW_KEYS, "vo_dim", description="The values of the queries' own tokens."),
+        "k_cache": tensor_arg(k_cache, *CACHED, "qk_dim"),
+        "v_cache": tensor_arg(v_cache, *CACHED, "vo_dim"),
+        **batch.inputs(),
+        "sm_scale": scalar_arg(call.number("sm_scale"), description=SCALE_DESCRIPTION),
+        **variant.inputs(),
+    }
+    words = ("_causal" if causal else "") + variant.words + abbreviate(q.dtype, torch.bfloat16)
+    sizes = {"num_qo_heads": h, "num_kv_heads": kv, "qk_dim": d, "vo_dim": vo}
+    return KernelInstance(
+        name=f"attention_extend{words}_h{h}_kv{kv}_qk{d}_vo{vo}",
+        op_type="attention_extend",
+        axes={**sizes, **batch.axes},
+        inputs=inputs,
+        outputs={"output": lazy_arg(q.dtype, (*QUERIES, "vo_dim"), lambda: call.tensor("O_Extend"))},
+        reference=EXTEND.format(
+            attend=variant.attend_source(),
+            arguments=", ".join(inputs),
+            more=variant.arguments,
+            h=h,
+            kv=kv,
+            d=d,
+            vo=vo,
+        ),
+        description="A prefill: what is cached of each sequence, then its new keys.",
+        constraints=batch.constraints,
+        flops=lambda: 2 * h * (d + vo) * variant.pairs(pages.lengths() + batch.queries(), batch.queries()),
+        touched=lambda: (
+            total_bytes(q, k, v, call.tensor("O_Extend"))
+            + int(pages.lengths().sum()) * total_bytes(k_cache[:1], v_cache[:1])
+        ),
+        engine_form=PREFILL,
+    )

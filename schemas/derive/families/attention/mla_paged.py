@@ -1,7 +1,7 @@
 """mla_paged: multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over a paged cache, with FlashInfer's names.
 
 Operators of FlashInfer, FlashMLA and vLLM on CPU; FlashAttention is in `flash_attention`, Triton's decode, of which two
-launches make one kernel, in `parts`.
+launches make one kernel, in `split_decode`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kcap.schemas.derive.families import family
+from kcap.schemas.derive.cost import CostInputs
+from kcap.schemas.derive.families import cost_function, family
 from kcap.schemas.derive.families.attention import flashinfer_wrapper
 from kcap.schemas.derive.families.attention.core import (
     AttentionVariant,
@@ -21,8 +22,8 @@ from kcap.schemas.derive.families.attention.core import (
 from kcap.schemas.derive.families.attention.gqa_paged import attention_outputs, gather_source
 from kcap.schemas.derive.families.attention.pages import PagedBatch, last_lengths, listed_pages, table_pages
 from kcap.schemas.derive.families.attention.replay_rules import DENSE
-from kcap.schemas.derive.invocation import Invocation, Unrecognized
-from kcap.schemas.derive.kernel import KernelInstance, abbreviate, scalar_arg, tensor_arg
+from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized
+from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, scalar_arg, tensor_arg
 
 REFERENCE = """import math
 
@@ -230,3 +231,38 @@ def decode(
             causal=causal,
         )
     )
+
+
+CONCAT = """import torch
+
+
+@torch.no_grad()
+def run(q_nope, q_pe):
+    assert q_nope.shape[1:] == ({h}, {c}) and q_pe.shape[1:] == ({h}, {p})
+    return torch.cat((q_nope, q_pe), dim=-1)
+"""
+
+
+@family("mla_concat", "_C_cache_ops::concat_mla_q")
+def concat_queries(call: Invocation) -> KernelInstance:
+    """Latent attention's queries: [tokens, heads, latent] and [tokens, heads, rotated], into one tensor."""
+    nope, pe, out = call.tensor("ql_nope"), call.tensor("q_pe"), call.tensor("q_out")
+    if nope.dim() != 3 or {nope.dtype, pe.dtype, out.dtype} - {nope.dtype} or nope.dtype not in FLOATS:
+        raise Unrecognized("its parts are of several types")
+    (_, h, c), p = nope.shape, pe.shape[2]
+    heads = ("num_tokens", "num_qo_heads")
+    return KernelInstance(
+        name=f"mla_concat{abbreviate(nope.dtype, torch.bfloat16)}_h{h}_ckv{c}_kpe{p}",
+        op_type="mla_concat",
+        axes={"num_tokens": None, "num_qo_heads": h, "head_dim_ckv": c, "head_dim_kpe": p, "head_dim_qk": c + p},
+        inputs={
+            "q_nope": tensor_arg(nope, *heads, "head_dim_ckv"),
+            "q_pe": tensor_arg(pe, *heads, "head_dim_kpe"),
+        },
+        outputs={"q": lazy_arg(out.dtype, (*heads, "head_dim_qk"), lambda: out)},
+        reference=CONCAT.format(h=h, c=c, p=p),
+        description="The latent and the rotated part of queries as one tensor.",
+    )
+
+
+cost_function("mla_concat")(CostInputs.whole)

@@ -73,6 +73,11 @@ def listed_pages(indptr: torch.Tensor, indices: torch.Tensor, last: MakeTensor, 
     return Pages(lambda: require_values(indptr, "page starts"), reached, last, page_size)
 
 
+def listed_slots(indptr: torch.Tensor, slots: torch.Tensor) -> Pages:
+    """SGLang's list of slots, each a page of one row."""
+    return listed_pages(indptr, slots, lambda: (indptr.diff() > 0).to(torch.int32), 1)
+
+
 def starts_of(counts: torch.Tensor) -> torch.Tensor:
     """[0, n0, n0 + n1, …] as int32."""
     return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)

@@ -54,14 +54,6 @@ class ExtendRule(ReplayRule):
             use_dense_slots(bound, "kv_indptr", "kv_indices", ("K_Buffer", "V_Buffer"))
 
 
-@replay_rule("triton::create_flashinfer_kv_indices_triton")
-class SlotList(ReplayRule):
-    """SGLang's list of slots, copied out of a table of all requests, which is too large for a Sample."""
-
-    def prepare(self, bound: BoundCall) -> None:
-        set_zeros(bound, "req_to_token_ptr")
-
-
 @replay_rule("_C::cpu_attention_with_kv_cache")
 class CpuAttention(ReplayRule):
     """The scheduler's metadata points into itself, so it is rebuilt from the Sample's lengths."""

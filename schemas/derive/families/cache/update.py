@@ -13,7 +13,7 @@ import torch
 from kcap.schemas.derive.cost import Cost, CostInputs, distinct_bytes
 from kcap.schemas.derive.families import cost_function, family
 from kcap.schemas.derive.families.attention import flashinfer_wrapper
-from kcap.schemas.derive.families.attention.cpu_cache import unpacked_caches
+from kcap.schemas.derive.families.cache.cpu_cache import unpacked_caches
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, tensor_arg
 

@@ -1,4 +1,7 @@
-"""PyTorch's softmax, log_softmax and topk over the last dimension: of a vocabulary's logits, or a router's."""
+"""PyTorch's softmax, log_softmax and topk over the last dimension: of a vocabulary's logits, or a router's.
+
+softcap keeps logits in bounds by a tanh, by SGLang's Triton kernel (Gemma 2, arXiv:2408.00118).
+"""
 
 from __future__ import annotations
 
@@ -98,4 +101,35 @@ def rows_of(call: Invocation) -> torch.Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
+SOFTCAP = """import torch
+
+
+@torch.no_grad()
+def run(logits):
+    return (torch.tanh(logits.to(torch.float32) / {cap}) * {cap}).to(torch.{dtype})
+"""
+
+
+@family("softcap", "triton::softcap_inplace_logits_kernel")
+def softcap(call: Invocation) -> KernelInstance:
+    """`full_logits_ptr`: [..., vocabulary]; in place, or as float32 into `output_ptr`."""
+    x, wide = call.tensor("full_logits_ptr"), call.optional("output_ptr")
+    if call["APPLY_SOFTCAP"] is False or x.dtype not in FLOATS or x.dim() < 1:
+        raise Unrecognized("a conversion of the logits alone")
+    cap, n = float(call.number("softcapping_value")), x.shape[-1]
+    out = x if wide is None else wide
+    rows = ("num_rows", "vocab_size")
+    return KernelInstance(
+        name=f"softcap{cap:g}{abbreviate(x.dtype, torch.float32)}{'' if wide is None else '_wide'}_v{n}",
+        op_type="softcap",
+        axes={"num_rows": None, "vocab_size": n},
+        inputs={"logits": tensor_arg(x.reshape(-1, n), *rows)},
+        outputs={"output": lazy_arg(out.dtype, rows, lambda: out.reshape(-1, n))},
+        reference=SOFTCAP.format(cap=cap, dtype=dtype_name(out.dtype)),
+        description=f"Logits kept between -{cap:g} and {cap:g}.",
+        in_place=(("logits", "output"),) if wide is None else (),
+    )
+
+
+cost_function("softcap")(CostInputs.whole)
 cost_function("softmax", "topk")(CostInputs.whole)  # FLOPs are few, and not counted
