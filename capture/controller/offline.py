@@ -10,7 +10,6 @@ from typing import Any
 import click
 import orjson
 
-from kcap.capture import engines
 from kcap.capture.controller import run
 from kcap.capture.controller.output import WorkingDirectory
 from kcap.capture.engines import Start
@@ -44,8 +43,9 @@ def record_model(
     from kcap.capture.controller import frameworks
 
     engine = frameworks.find_framework(offline.framework)
-    if excluded := engines.excluding_setting(engine.FRAMEWORK.name):
-        raise CallError(f"{excluded} keeps kcap out of {engine.FRAMEWORK.name}: add kcap to it")
+    for check in frameworks.check_plugin(engine.FRAMEWORK):
+        if check.state == "problem":
+            raise CallError(f"{engine.FRAMEWORK.name} would not load kcap: {check.found}: {check.fix}")
     for newer in frameworks.check_hooks(engine.FRAMEWORK):
         click.echo(f"kcap: {engine.FRAMEWORK.name} {newer.found}", err=True)
     target = frameworks.find_model(offline.model, offline.load_format)

@@ -71,6 +71,12 @@ def test_a_single_number_starts_what_it_did(started: Any) -> None:
     assert (job["workload"]["num_prompts"], job["workload"]["input_len"], job["workload"]["output_len"]) == (8, 128, 32)
 
 
+def test_an_engine_that_would_not_find_kcap_is_not_started(started: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a checkout that is not installed, say: its entry points are nowhere."""
+    monkeypatch.setattr(frameworks.metadata, "entry_points", lambda group: [])
+    assert "vLLM would not load kcap: its plugin is not registered in this environment: " in started()
+
+
 def test_the_longest_prompt_decides_the_context(started: Any) -> None:
     job = started("--num-prompts", "1,16,128", "--input-len", "256,4096,128", "--output-len", 16)
     assert job["engine_arguments"]["max_model_len"] == 4096 + 16

@@ -206,7 +206,8 @@ def test_plugins_that_leave_kcap_out_are_named_before_an_engine_is_started(
     kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_engine: None
 ) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "")
-    failed(kcap("record", *TINY, "-o", tmp_path / "out"), 2, "VLLM_PLUGINS= keeps kcap out of vLLM: add kcap to it")
+    ran = kcap("record", *TINY, "-o", tmp_path / "out")
+    failed(ran, 2, "vLLM would not load kcap: VLLM_PLUGINS= leaves kcap out: export VLLM_PLUGINS=kcap")
 
 
 @pytest.mark.parametrize("listed", ["", "kcap", "other, kcap"])
