@@ -44,11 +44,11 @@ def run({inputs}):
         logits = torch.einsum("hd,khd->hk", q[b].to(torch.float32), k) * sm_scale
 {cap}        for split, start in enumerate(range(0, length, max(size, 1))):
             end = min(start + size, length)
-            {part} = attend(logits[:, start:end], v[start:end])
+            {part} = attend(logits[:, start:end], v[start:end], v_cache.dtype)
     return {returned}
 
 
-def attend(logits, v):
+def attend(logits, v, dtype):
     # In the kernel's order, {block} keys at once, whose weights are rounded to the type of the cache: the results are
     # float32, and would show where they are not.
     top, total, output = logits.new_full(logits.shape[:1], -float("inf")), 0.0, 0.0
@@ -56,7 +56,7 @@ def attend(logits, v):
         part = logits[:, keys : keys + {block}]
         new_top = torch.maximum(top, part.amax(-1))
         weights, fade = torch.exp(part - new_top[:, None]), torch.exp(top - new_top)
-        rounded = weights.to({dtype}).to(torch.float32)
+        rounded = weights.to(dtype).to(torch.float32)
         output = output * fade[:, None] + torch.einsum("hk,khd->hd", rounded, v[keys : keys + {block}])
         top, total = new_top, total * fade + weights.sum(-1)
     return output / total[:, None], top + torch.log(total)
@@ -239,7 +239,6 @@ def split(call: Invocation) -> KernelInstance:
             vo=vo,
             ps=ps,
             block=block,
-            dtype=v.dtype,
             cap=CAP.format(softcap=cap) if cap > 0 else "",
         ),
         description="A decode over a paged cache within parts of each sequence's keys.",

@@ -11,6 +11,7 @@ import torch
 from agreement import agrees, checked, declined, kernel_of, launched, randn
 from interpreted import Launcher, kernels
 
+from kcap.bench.check.checker import copy_of, in_float64
 from kcap.replay.datasets.inputs import make_inputs
 from kcap.schemas.derive.cost import Cost, CostInputs, cost_of_instance
 from kcap.schemas.derive.families import cost_function_for
@@ -240,6 +241,19 @@ def test_splits_are_sglangs_kernel(launchers: dict[str, Launcher], heads: int, k
         assert kernel.flops() == 2 * heads * (dim + vo) * sum(lengths)
     words = "_softcap5" if cap else ""
     assert kernel.name == f"attention_split_listed{words}_fp16_h{heads}_kv{kv}_qk{dim}_vo{vo}_ps1_s4"
+
+
+def test_of_wider_inputs_nothing_is_rounded_on_the_way():
+    """A judge that asks what rounding alone does gets an answer: the kernel's weights may round to a neighbor."""
+    call = decode(8, 2, 32, 32, [150, 3], [4, 1], dtype=torch.bfloat16)
+    kernel, scope = kernel_of(SPLIT, **call), Arguments()
+    exec(kernel.reference, scope)
+    inputs = [slot.get() for slot in kernel.inputs.values()]
+    rounded, exact = (scope["run"](*(f(one) for one in inputs))[0] for f in (copy_of, in_float64))
+    k, v = (call[f"{name}_Buffer"][call["kv_indices"][150:153]].double().repeat_interleave(4, dim=1) for name in "KV")
+    weights = torch.softmax(torch.einsum("hd,khd->hk", call["Q"][1].double(), k) * 0.2, dim=-1)
+    torch.testing.assert_close(exact[1, :, 0], torch.einsum("hk,khd->hd", weights, v), rtol=1e-5, atol=1e-5)
+    assert 1e-4 < (rounded[1, :, 0] - exact[1, :, 0]).abs().max() < 1e-1
 
 
 def merge(heads: int, vo: int, lengths: list[int], splits: list[int], **more: Any) -> Arguments:
