@@ -56,6 +56,17 @@ def test_a_slot_that_is_skipped_stays_the_only_one_that_is(skipped: int) -> None
     assert one.spec("k_cache").shape[0] == 3
 
 
+@pytest.mark.parametrize("operator", ["sglang::store_cache", "sglang::apply_rope_inplace_with_kvcache"])
+def test_tokens_that_pad_a_batch_have_slots_of_their_own(operator: str) -> None:
+    """Of several that are written to one slot, any may be the last."""
+    name = "indices" if operator == "sglang::store_cache" else "out_loc"
+    table = {"cos_sin_cache": tensor(50, 128, storage=5), "positions": tensor(7, dtype="int64", storage=6)}
+    one = bound(operator, [900_000, 0, 7, 0, 0, 900_001, 7], name, 7, **(table if name == "out_loc" else {}))
+    one.set_content("positions", torch.arange(7))
+    assert prepared(one, name) == [2, 0, 1, 4, 5, 3, 6]
+    assert one.spec("k_cache").shape[0] == 7
+
+
 def test_where_none_is_skipped_none_becomes_so() -> None:
     one = bound("sglang::store_cache", [3, 0, 4, 9], reserved_skip_index=-1)
     assert prepared(one) == [1, 0, 2, 3]

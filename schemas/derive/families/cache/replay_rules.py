@@ -41,16 +41,25 @@ def slots_in_use(bound: BoundCall, name: str, skipped: int, caches: tuple[str, .
     """Renumber the slots called `name` densely and cut the caches, of one row a page, down to them.
 
     `skipped`, where nothing is written, becomes slot 0, and no other slot does; negative: none is skipped. Without
-    recorded slots each token gets one of its own.
+    recorded slots each token gets one of its own; so do tokens that share one, with which a graph pads a batch: any of
+    them may be written last.
     """
     spec, slots, first = bound.spec(name), bound.content(name), 1 if skipped >= 0 else 0
     if slots is None:
         slots = torch.arange(spec.numel).reshape(spec.shape) + skipped + 1
     if slots.numel() and int(slots.min()) < 0:
         raise Skip(f"its slots ({name}) are negative: the kernel would stop the GPU")
-    dense, rows = renumber_densely(torch.where(slots == skipped, -1, slots))
+    dense, rows = renumber_densely(unshared(torch.where(slots == skipped, -1, slots)))
     bound.set_content(name, torch.where(dense < 0, 0, dense + first))
     shrink_caches(bound, caches, rows + first)
+
+
+def unshared(slots: torch.Tensor) -> torch.Tensor:
+    """`slots` where those that were named before are others, behind the last; negative ones stay."""
+    found, order = slots.flatten().sort(stable=True)
+    again = torch.nn.functional.pad(found.diff() == 0, (1, 0)) & (found >= 0)
+    found[again] = torch.arange(int(again.sum()), dtype=slots.dtype) + slots.max() + 1
+    return found[order.argsort()].reshape(slots.shape)
 
 
 @replay_rule("sglang::store_cache")
