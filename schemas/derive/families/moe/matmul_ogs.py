@@ -1,9 +1,13 @@
-"""moe_gemm by OpenAI's `matmul_ogs`, with which vLLM runs gpt-oss on Hopper: one matrix of each expert, for its rows.
+"""moe_gemm by OpenAI's `matmul_ogs`, which runs gpt-oss on Hopper: one matrix of each expert, for its rows.
 
-Rows are sorted by expert: those of expert g end at `group_ends[g]`; `gather` says which token each is of. An MXFP4
-weight has two numbers to a byte along K and an exponent for each 32 of them. On Hopper both lie as its tensor cores
-read them (`HOPPER_VALUE`, `HOPPER_SCALE`: triton_kernels/tensor_details/layout_details), the exponents by the number of
-warps, and the reference puts them back. SwiGLU as gpt-oss has it may follow, columns in turn.
+Rows are sorted by expert: those of expert g end at `group_ends[g]`; `gather` says which token each is of, `scatter`
+where its product goes. An MXFP4 weight has two numbers to a byte along K and an exponent for each 32 of them. On Hopper
+both lie as its tensor cores read them (`HOPPER_VALUE`, `HOPPER_SCALE`: triton_kernels/tensor_details/layout_details),
+the exponents by the number of warps, and the reference puts them back. SwiGLU as gpt-oss has it may follow, columns in
+turn.
+
+vLLM's kernel counts the experts of each token (`N_EXPTS_ACT`), by which it divides `GatherIndx`; the newer one, which
+SGLang has, takes tokens there.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import Cost, CostInputs, distinct_bytes
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
 from kcap.schemas.derive.families.moe.align import drawn_experts
+from kcap.schemas.derive.index_arguments import set_zeros
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
@@ -31,7 +36,7 @@ def run({inputs}):
         rows = slice(int(group_ends[g - 1]) if g else 0, int(group_ends[g]))
         if rows.start < rows.stop:
             C[rows] = A[{tokens}].to(torch.float32) @ {matrix}{bias}
-{activation}    return {result}.to(torch.{dtype})
+{epilogue}    return C.to(torch.{dtype})
 """
 
 MXFP4 = """
@@ -59,43 +64,67 @@ SWIGLU = """    gate, up = C.unflatten(-1, (-1, 2)).unbind(dim=-1)
     gate, up = gate.clamp(max={limit!r}), up.clamp(-{limit!r}, {limit!r})
     C = gate * torch.sigmoid({alpha!r} * gate) * (up + 1.0)
 """
+WEIGHTS = "    C = C * row_weights[:, None].to(torch.float32)\n"
+SCATTER = """    written = (torch.arange(len(scatter), device=A.device) < group_ends[-1]) & (scatter >= 0)
+    C = torch.zeros_like(C).index_copy(0, scatter[written].to(torch.int64), C[written])
+"""
+WORDS = {"bias": "bias", "weighted": "row_weights", "scatter": "scatter"}
+
+COUNTS, STARTS = ("ExptHist", "XSliceSizes"), ("ExptOffs", "XSliceOffs")  # as the newest package calls them, too
+BLOCK_STARTS, BLOCKS = ("ExptTileOffs", "XBlockOffs"), ("ExptData", "XBlockSchedule")
+STRIDED = (None, "STRIDED")  # the layout of a matrix as torch has it
+UNMODELLED = (
+    *("XMxScale", "XScale", "WScale", "YExpectedScale", "YActualScale", "YChecksumScale", "OutAcc", "Betas"),
+    *("out_alpha", "EPILOGUE_FN", "IS_EPILOGUE_QUANT_MXFP8", "IS_EPILOGUE_QUANT_MX", "EXPT_IS_INNER", "pYPtrs"),
+    *("XTensorScale", "WTensorScale", "W_SHUFFLED"),
+)
 
 
-@family("moe_gemm", "triton::_matmul_ogs", "triton::_p_matmul_ogs")
+@family("moe_gemm", "triton::_matmul_ogs", "triton::_p_matmul_ogs", "triton::_matmul", "triton::_p_matmul")
 def matmul_ogs(call: Invocation) -> KernelInstance:
-    """`XPtr`: [1, tokens, K], `WPtr`: [experts, …], `YPtr`: [1, num_rows, N or N / 2], `GatherIndx`: [num_rows].
+    """`XPtr`: [1, tokens, K], `WPtr`: [experts, …], `YPtr`: [1, num_rows, N or N / 2], indices: [num_rows].
 
-    `_p_matmul_ogs` is the persistent kernel. Parts of K that a second kernel adds up, a scatter of its own and
-    quantized inputs or outputs are declined.
+    `_p_matmul_ogs` is the persistent kernel. Parts of K that a second kernel adds up, quantized inputs or outputs, and
+    a scatter of the kernel that counts the experts of each token are declined.
     """
-    call.refuse("XMxScale", "XScale", "WScale", "Betas", "WriteBackIndx", "out_alpha", "IS_EPILOGUE_QUANT_MXFP8")
+    top_k = int(call.number("N_EXPTS_ACT")) if "N_EXPTS_ACT" in call.arguments else None
+    call.refuse(*UNMODELLED, *(() if top_k is None else ("WriteBackIndx",)))
     x, w, y = (call.tensor(name) for name in ("XPtr", "WPtr", "YPtr"))
     n, k, e = int(call.number("N")), int(call.number("K")), int(call.number("N_EXPTS_TOT"))
-    if call["SPLIT_K"] not in (None, 1) or x.dim() != 3 or len(x) != 1 or y.dim() != 3 or len(y) != 1 or len(w) != e:
+    if x.dim() != 3 or len(x) != 1 or y.dim() != 3 or len(y) != 1 or len(w) != e:
         raise Unrecognized("not one product for the rows of each expert")
+    if call["SPLIT_K"] not in (None, 1) or call["RAGGED_DIMENSION"] not in (None, "M"):
+        raise Unrecognized("parts of K")
+    gather, scatter, gammas = (call.optional(name) for name in ("GatherIndx", "WriteBackIndx", "Gammas"))
+    if scatter is not None and call["writeback_size"] != len(scatter):
+        raise Unrecognized("it scatters some of its rows")
+    rows = "num_tokens" if gather is None else "num_rows"
     inputs = {"A": tensor_arg(x[0], "num_tokens", "K"), **weight_inputs(call, w)}
     if (bias := call.optional("B")) is not None:
         inputs["bias"] = tensor_arg(bias, "num_experts", "N")
     ends = group_ends(call, e)
     inputs["group_ends"] = lazy_arg("int32", ("num_experts",), lambda: require_values(ends, "rows of the experts"))
-    gather, gammas = call.optional("GatherIndx"), call.optional("Gammas")
     if gather is not None:
-        inputs["gather"] = tensor_arg(gather, "num_rows", description="Token times the experts of each, by row.")
+        token = "Token times the experts of each" if top_k else "Token"
+        inputs["gather"] = tensor_arg(gather, rows, description=f"{token}, by row.")
     if gammas is not None:
-        inputs["row_weights"] = tensor_arg(gammas.reshape(-1), "num_rows")
-    return _instance(call, inputs, (n, k, e), ends)
+        inputs["row_weights"] = tensor_arg(gammas.reshape(-1), rows)
+    if scatter is not None:
+        inputs["scatter"] = tensor_arg(scatter, rows, description="Of each row the row of C that it becomes; -1: none.")
+    return _instance(call, inputs, (n, k, e), ends, rows, top_k)
 
 
 def weight_inputs(call: Invocation, w: torch.Tensor) -> dict[str, TensorArg]:
     """B, and of an MXFP4 one its exponents. A Definition has no uint8: they are int8 of the same bits."""
     scale = call["WMxScale"]
     if scale is None:
-        if w.dtype not in FLOATS or call["SWIZZLE_MX_VALUE"] is not None:
+        if w.dtype not in FLOATS or call["SWIZZLE_MX_VALUE"] not in STRIDED:
             raise Unrecognized("its weight is quantized")
         return {"B": tensor_arg(w, "num_experts", "K", "N")}
     if not isinstance(scale, torch.Tensor):
         raise Unrecognized("its scales are an object of triton_kernels, which a Recording has no values of")
-    if w.dtype != torch.uint8 or scale.dtype != torch.uint8 or call["W_TRANSPOSE"] is not True:
+    packed = w.dtype == torch.uint8 and call["W_TRANSPOSE"] is True and call["MX_BLOCK_SIZE"] in (None, 32)
+    if scale.dtype != torch.uint8 or not packed:
         raise Unrecognized("its weight is not MXFP4 along K")
     return {
         "B": tensor_arg(w.view(torch.int8), "num_experts", "B_rows", "B_columns", description="Two numbers to a byte."),
@@ -106,30 +135,36 @@ def weight_inputs(call: Invocation, w: torch.Tensor) -> dict[str, TensorArg]:
 def weight_text(call: Invocation, n: int, k: int) -> str:
     """The function `weight` of a reference, for an MXFP4 weight in the layouts that the kernel was compiled for."""
     value, scale, warps = call["SWIZZLE_MX_VALUE"], call["SWIZZLE_MX_SCALE"], call["num_warps"]
-    values = {None: PLAIN_VALUES, "HOPPER_VALUE": HOPPER_VALUES}.get(value)
-    exponents = {None: PLAIN_EXPONENTS, "HOPPER_SCALE": HOPPER_EXPONENTS}.get(scale)
+    values = {**dict.fromkeys(STRIDED, PLAIN_VALUES), "HOPPER_VALUE": HOPPER_VALUES}.get(value)
+    exponents = {**dict.fromkeys(STRIDED, PLAIN_EXPONENTS), "HOPPER_SCALE": HOPPER_EXPONENTS}.get(scale)
     if values is None or exponents is None:
         raise Unrecognized(f"its weight lies in the layouts {value} and {scale}")
-    if scale is not None and not isinstance(warps, int):
+    if scale not in STRIDED and not isinstance(warps, int):
         raise Unrecognized("its scales lie by the number of warps, which is not known")
     return MXFP4.format(values=values, exponents=exponents.format(warps=warps), k=k, n=n)
 
 
 def group_ends(call: Invocation, experts: int) -> torch.Tensor:
     """Where each expert's rows end, int32; without data where they were not sampled."""
-    starts, counts = call.tensor("ExptOffs"), call.tensor("ExptHist")
+    starts, counts = call.tensor(*STARTS), call.tensor(*COUNTS)
     if starts.is_meta or counts.is_meta:
         return torch.empty(experts, dtype=torch.int32, device="meta")
     return (starts[:experts] + counts[:experts]).to(torch.int32)
 
 
 def _instance(
-    call: Invocation, inputs: dict[str, TensorArg], sizes: tuple[int, int, int], ends: torch.Tensor
+    call: Invocation,
+    inputs: dict[str, TensorArg],
+    sizes: tuple[int, int, int],
+    ends: torch.Tensor,
+    row_axis: str,
+    top_k: int | None,
 ) -> KernelInstance:
+    """`top_k`: by which `gather` is divided, if it is."""
     (n, k, e), y, w, x = sizes, call.tensor("YPtr"), call.tensor("WPtr"), call.tensor("XPtr")
-    swiglu, quantized, top_k = "alpha" in call.arguments, "B_scale" in inputs, int(call.number("N_EXPTS_ACT"))
+    swiglu, quantized, gathered = "alpha" in call.arguments, "B_scale" in inputs, "gather" in inputs
     columns = n // 2 if swiglu else n
-    if y.shape[1] != (len(inputs["gather"].get()) if "gather" in inputs else x.shape[1]):
+    if y.shape[1] != (len(inputs["gather"].get()) if gathered else x.shape[1]):
         raise Unrecognized("rows that are not those of its tokens")
     if y.shape[2] != columns or call["ACTIVATION_REDUCTION_N"] not in (None, 2 if swiglu else 1):
         raise Unrecognized("another activation")
@@ -138,21 +173,18 @@ def _instance(
         scale = call.tensor("WMxScale")
         axes |= {"B_rows": w.shape[1], "B_columns": w.shape[2]}
         axes |= {"scale_rows": scale.shape[1], "scale_columns": scale.shape[2]}
-    gathered = "gather" in inputs
     axes |= {"num_rows": None} if gathered else {}
-    row_axis = "num_rows" if gathered else "num_tokens"
-    inputs = {
-        name: TensorArg((row_axis,), arg.dtype, arg.value) if name == "row_weights" else arg
-        for name, arg in inputs.items()
-    }
-    layout = "" if not quantized else f"_mxfp4{'_hopper' if call['SWIZZLE_MX_VALUE'] else ''}"
-    word = f"{layout}{f'_gather{top_k}' if gathered else ''}{'_swiglu' if swiglu else ''}"
-    word += f"{'_bias' if 'bias' in inputs else ''}{'_weighted' if 'row_weights' in inputs else ''}"
-    swiglu_text = SWIGLU.format(alpha=float(call.number("alpha")), limit=float(call.number("limit"))) if swiglu else ""
+    layout = "" if not quantized else f"_mxfp4{'' if call['SWIZZLE_MX_VALUE'] in STRIDED else '_hopper'}"
+    word = f"{layout}{f'_gather{top_k or str()}' * gathered}{'_swiglu' * swiglu}"
+    word += "".join(f"_{name}" for name, argument in WORDS.items() if argument in inputs)
 
     def output() -> torch.Tensor:
-        inside = torch.arange(y.shape[1], device=y.device) < ends[-1]
-        return y[0].where(inside[:, None], torch.zeros_like(y[0]))
+        written = torch.arange(y.shape[1], device=y.device) < ends[-1]
+        if "scatter" in inputs:
+            places = inputs["scatter"].get()
+            places = places[written & (places >= 0)].to(torch.int64)
+            written = torch.zeros_like(written).index_fill(0, places, True)
+        return y[0].where(written[:, None], torch.zeros_like(y[0]))
 
     def used() -> tuple[int, int]:
         counts = require_values(ends, "rows of the experts").diff(prepend=ends.new_zeros(1))
@@ -171,11 +203,10 @@ def _instance(
             rows="len(gather)" if gathered else "len(A)",
             n=n,
             e=e,
-            tokens=f"gather[rows].to(torch.int64) // {top_k}" if gathered else "rows",
+            tokens=f"gather[rows].to(torch.int64){f' // {top_k}' if top_k else ''}" if gathered else "rows",
             matrix="weight(B[g], B_scale[g])" if quantized else "B[g].to(torch.float32)",
             bias=" + bias[g].to(torch.float32)" if "bias" in inputs else "",
-            activation=swiglu_text,
-            result="(C * row_weights[:, None].to(torch.float32))" if "row_weights" in inputs else "C",
+            epilogue=epilogue_text(call, inputs),
             dtype=dtype_name(y.dtype),
         ),
         description="One matrix of each expert, for its rows, which are sorted by expert.",
@@ -185,6 +216,13 @@ def _instance(
             used()[0] * (k * x.element_size() + columns * y.element_size()) + used()[1] * total_bytes(w[:1])
         ),
     )
+
+
+def epilogue_text(call: Invocation, inputs: dict[str, TensorArg]) -> str:
+    """What a reference makes of the products before it returns them."""
+    swiglu = "alpha" in call.arguments
+    text = SWIGLU.format(alpha=float(call.number("alpha")), limit=float(call.number("limit"))) if swiglu else ""
+    return text + (WEIGHTS if "row_weights" in inputs else "") + (SCATTER if "scatter" in inputs else "")
 
 
 @cost_function("moe_gemm")
@@ -213,39 +251,67 @@ def valid_gather(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     return draft.integers(0, tokens, draft.shape(name)) if tokens else None
 
 
-TABLES = ("ExptHist", "ExptOffs", "ExptData")
+@valid_input("scatter", op_types=("moe_gemm",))
+def valid_scatter(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """A row of C for each."""
+    (rows,) = draft.shape(name)
+    return draft.distinct(rows, rows)
 
 
-@replay_rule("triton::_matmul_ogs", "triton::_p_matmul_ogs")
+ROW_INDICES = ("GatherIndx", "ScatterSrcIndx", "WriteBackIndx")
+BLOCK_TABLES = (*BLOCK_STARTS, *BLOCKS, "ExptOffsSum")
+
+
+@replay_rule("triton::_matmul_ogs", "triton::_p_matmul_ogs", "triton::_matmul", "triton::_p_matmul")
 class MatmulOgs(ReplayRule):
     """A graph that routes by itself leaves no Sample of it: each token gets other experts, drawn.
 
     `ExptData` has for each block of rows its expert, and its number among the expert's in the upper half; -1: none
-    (`compute_expt_data` of triton_kernels/routing.py).
+    (`compute_expt_data` of triton_kernels/routing.py). Where nothing says how many experts a token has, each row's is
+    drawn by itself.
     """
 
     def chosen_experts(self, bound: BoundCall) -> torch.Tensor | None:
-        return bound.content("ExptHist")
+        return next((counts for name in COUNTS if (counts := bound.content(name)) is not None), None)
 
     def prepare(self, bound: BoundCall) -> None:
-        tables = [name for name in TABLES if isinstance(bound[name], TensorSpec)]
-        if not tables or all(bound.content(name) is not None for name in tables):
+        set_zeros(bound, "GatherDstIndx")  # the kernel does not read it
+        tables = [n for n in (*COUNTS, *STARTS, *ROW_INDICES, *BLOCK_TABLES) if isinstance(bound[n], TensorSpec)]
+        missing = [name for name in tables if bound.content(name) is None]
+        if not missing or tables[0] not in COUNTS or bound["EXPT_IS_INNER"] or bound["RAGGED_DIMENSION"] == "K":
             return
-        rows, experts = bound.spec("YPtr").shape[1], bound.spec("ExptHist").shape[0]
-        top_k, block = bound["N_EXPTS_ACT"], bound["BLOCK_M"]
-        if not isinstance(top_k, int) or not isinstance(block, int) or rows % top_k:
-            raise Skip("no Sample holds the rows of its experts, nor is it known how many each token has")
-        ids = drawn_experts(bound, rows // top_k, top_k, experts).flatten()
-        counts = torch.bincount(ids, minlength=experts)
+        if not set(missing) <= set(BLOCK_TABLES):
+            draw_rows(bound, tables[0])
+            missing = tables
+        counts, block = bound.contents[str(bound.index(tables[0]))].to(torch.int64), bound["BLOCK_M"]
+        if not isinstance(block, int):
+            raise Skip("the rows of its blocks are not known")
         blocks = (counts + block - 1) // block
-        number = torch.arange(int(blocks.sum())) - (blocks.cumsum(0) - blocks).repeat_interleave(blocks)
-        data = torch.full(bound.spec("ExptData").shape, -1, dtype=torch.int64)
-        owners = torch.arange(experts).repeat_interleave(blocks)[: len(data)]
-        data[: len(owners)] = owners + (number[: len(data)] << 16)
-        bound.set_content("ExptHist", counts)
-        bound.set_content("ExptOffs", torch.nn.functional.pad(counts.cumsum(0), (1, 0)))
-        bound.set_content("ExptData", data)
-        order = ids.argsort(stable=True)
-        for name, values in {"ExptOffsSum": blocks.sum(), "GatherIndx": order, "ScatterSrcIndx": order}.items():
-            if isinstance(bound[name], TensorSpec):
-                bound.set_content(name, values)
+        starts = torch.nn.functional.pad(blocks.cumsum(0), (1, 0))
+        number = torch.arange(int(starts[-1])) - starts[:-1].repeat_interleave(blocks)
+        owners = torch.arange(len(counts)).repeat_interleave(blocks) + (number << 16)
+        for name in set(missing) & set(BLOCK_TABLES):
+            if name in BLOCKS:
+                length = bound.spec(name).numel
+                bound.set_content(
+                    name, torch.nn.functional.pad(owners[:length], (0, length - len(owners[:length])), value=-1)
+                )
+            else:
+                bound.set_content(name, starts if name in BLOCK_STARTS else starts[-1])
+
+
+def draw_rows(bound: BoundCall, counts_name: str) -> None:
+    """Draw the experts of each token, and sort the rows by them."""
+    rows, experts, top_k = bound.spec("YPtr").shape[1], bound.spec(counts_name).shape[0], bound["N_EXPTS_ACT"]
+    gathers_tokens = top_k is None and isinstance(bound["GatherIndx"], TensorSpec)
+    if top_k is None:
+        top_k = rows // max(bound.spec("XPtr").shape[1], 1) if gathers_tokens else 1
+    if not isinstance(top_k, int) or not top_k or rows % top_k:
+        raise Skip("no Sample holds the rows of its experts, nor is it known how many each token has")
+    ids = drawn_experts(bound, rows // top_k, top_k, experts).flatten()
+    counts, order = torch.bincount(ids, minlength=experts), ids.argsort(stable=True)
+    values = dict.fromkeys(COUNTS, counts) | dict.fromkeys(STARTS, torch.nn.functional.pad(counts.cumsum(0), (1, 0)))
+    values |= dict.fromkeys(ROW_INDICES, order) | ({"GatherIndx": order // top_k} if gathers_tokens else {})
+    for name in values:
+        if isinstance(bound[name], TensorSpec):
+            bound.set_content(name, values[name])

@@ -71,18 +71,17 @@ def jitted(tree: ast.Module) -> Iterable[str]:
         if isinstance(node, ast.FunctionDef) and "triton.jit" in map(decorator_name, node.decorator_list):
             if node.name not in seen:
                 node.decorator_list = [one for one in node.decorator_list if decorator_name(one) != "triton.autotune"]
-                yield ast.unparse(ast.fix_missing_locations(CountersAsTensors().visit(node)))
+                yield ast.unparse(ast.fix_missing_locations(NumbersAsTensors().visit(node)))
             seen.add(node.name)
 
 
-class CountersAsTensors(ast.NodeTransformer):
-    """Makes a loop's counter a tensor where its methods are called, as it is in a compiled kernel."""
+class NumbersAsTensors(ast.NodeTransformer):
+    """Makes what is converted (`name.to(dtype)`) a tensor, as counters and constants are in a compiled kernel."""
 
-    def visit_For(self, node: ast.For) -> ast.For:
+    def visit_Attribute(self, node: ast.Attribute) -> ast.Attribute:
         self.generic_visit(node)
-        counter = ast.unparse(node.target)
-        if any(isinstance(part, ast.Attribute) and ast.unparse(part.value) == counter for part in ast.walk(node)):
-            node.body[:0] = ast.parse(f"{counter} = tl.to_tensor({counter})").body
+        if node.attr == "to" and isinstance(node.value, ast.Name):
+            node.value = ast.parse(f"tl.to_tensor({node.value.id})", mode="eval").body
         return node
 
 
