@@ -95,8 +95,7 @@ def set_indices_below(bound: BoundCall, name: str, limit: int) -> None:
 
 
 def set_zeros(bound: BoundCall, *names: str) -> None:
-    """Integer tensors that the operator only writes, or only copies."""
-    for name in names:
-        spec = bound[name]
-        if isinstance(spec, TensorSpec) and bound.content(name) is None:
-            bound.set_content(name, torch.zeros(spec.shape, dtype=torch.int64))
+    """Integer tensors, or lists of them, that the operator only writes, or only copies."""
+    for path, spec in bound.tensors():
+        if bound.holder(path).name in names:
+            bound.contents.setdefault(path, torch.zeros(spec.shape, dtype=torch.int64))

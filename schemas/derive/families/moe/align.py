@@ -151,10 +151,12 @@ SUM_REFERENCE = """import torch
 
 
 @torch.no_grad()
-def run(expert_outputs):
+def run({inputs}):
     assert expert_outputs.shape[1:] == ({k}, {h})
-    return (expert_outputs.to(torch.float32).sum(dim=1) * {scale!r}).to(expert_outputs.dtype)
+    x = expert_outputs.to(torch.float32){used}
+    return (x.sum(dim=1) * {scale!r}).to(expert_outputs.dtype)
 """
+USED = "\n    x = torch.where(used[..., None], x, 0.0)"
 
 
 @family(
@@ -167,16 +169,28 @@ def run(expert_outputs):
 def moe_sum(call: Invocation) -> KernelInstance:
     """`input`: [seq_len, top_k, hidden_size]. SGLang's `moe_sum_reduce` scales the sum, in C++ and in Triton."""
     x, out = call.tensor("input", "input_ptr"), call.tensor("output", "output_ptr")
-    scale = float(call["routed_scaling_factor"] or 1.0)
+    return sum_instance(x, out, float(call["routed_scaling_factor"] or 1.0))
+
+
+def sum_instance(
+    x: torch.Tensor, out: torch.Tensor, scale: float = 1.0, used: torch.Tensor | None = None
+) -> KernelInstance:
+    """`x`: [seq_len, top_k, hidden_size], of whose rows those that are `used` count: [seq_len, top_k], bool."""
     tokens, k, h = x.shape
-    word = abbreviate(x.dtype, torch.bfloat16) + (f"_scale{scale:g}" if scale != 1.0 else "")
+    inputs = {"expert_outputs": tensor_arg(x, "seq_len", "top_k", "hidden_size")}
+    if used is not None:
+        inputs["used"] = tensor_arg(used, "seq_len", "top_k", description="Whether a row counts.")
+    word = ("" if used is None else "_used") + abbreviate(x.dtype, torch.bfloat16)
+    word += f"_scale{scale:g}" if scale != 1.0 else ""
     return KernelInstance(
         name=f"moe_sum{word}_topk{k}_h{h}",
         op_type="moe",
         axes={"seq_len": None, "top_k": k, "hidden_size": h},
-        inputs={"expert_outputs": tensor_arg(x, "seq_len", "top_k", "hidden_size")},
+        inputs=inputs,
         outputs={"output": lazy_arg(x.dtype, ("seq_len", "hidden_size"), lambda: out)},
-        reference=SUM_REFERENCE.format(k=k, h=h, scale=scale),
+        reference=SUM_REFERENCE.format(
+            inputs=", ".join(inputs), k=k, h=h, scale=scale, used="" if used is None else USED
+        ),
         description="The sum over each token's experts.",
         flops=tokens * k * h,
     )

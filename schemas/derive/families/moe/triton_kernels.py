@@ -1,9 +1,12 @@
 """Kernels of OpenAI's `triton_kernels` around `matmul_ogs`: routing, and sums of the products' rows.
 
-Routing sorts by expert in steps (`_combined_routing_*`), each of which has a replay rule.
+Routing sorts by expert in steps (`_combined_routing_*`), each of which has a replay rule. Those of the newer package,
+which SGLang has, are in bitmatrix.py and ragged.py.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
@@ -11,7 +14,7 @@ from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
 from kcap.schemas.derive.families.gemm.weight_only import set_words
-from kcap.schemas.derive.families.moe.align import drawn_experts
+from kcap.schemas.derive.families.moe.align import drawn_experts, sum_instance
 from kcap.schemas.derive.index_arguments import set_zeros
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
@@ -48,9 +51,13 @@ ROWS = """
 
 @family("moe_routing", "triton::_topk_forward")
 def topk_forward(call: Invocation) -> KernelInstance:
-    """`X`: [seq_len, num_experts]; `Yv`, `Yi`: [seq_len, top_k], by rising expert; `Bits`: 32 experts to a word."""
-    call.refuse("USE_PROVIDED_INDX")
-    x, weights, ids, bits = (call.tensor(name) for name in ("X", "Yv", "Yi", "Bits"))
+    """`X`: [seq_len, num_experts]; `Yv`, `Yi`: [seq_len, top_k], by rising expert; `Bits`: 32 experts to a word.
+
+    Newer ones write them to several ranks, of which one is modelled. The newest (SGLang 0.5.23's) has experts by
+    falling weight, which no argument says: there the reference differs.
+    """
+    call.refuse("USE_PROVIDED_INDX", "dst_offs_m")
+    x, weights, ids, bits = call.tensor("X"), *(written_by_topk(call, name) for name in ("Yv", "Yi", "Bits"))
     e, k, words = x.shape[1], ids.shape[1], bits.shape[1]
     softmax = call["APPLY_SOFTMAX"]
     if not isinstance(softmax, bool) or call["n_rows"] != len(x) or ids.dtype != torch.int16 or 32 * words < e:
@@ -72,6 +79,14 @@ def topk_forward(call: Invocation) -> KernelInstance:
     )
 
 
+def written_by_topk(call: Invocation, name: str) -> torch.Tensor:
+    """The tensor `name`, or the only one among those of ranks (`PeerYvs`, `PeerYis`, `PeerBits`)."""
+    match call[f"Peer{name.removesuffix('s')}s"]:
+        case (torch.Tensor() as tensor,):
+            return tensor
+    return call.tensor(name)
+
+
 def in_rows(bits: torch.Tensor) -> torch.Tensor:
     """The bits, which lie column by column, as int32 row by row."""
     return bits.view(torch.int32).clone(memory_format=torch.contiguous_format)
@@ -84,8 +99,37 @@ def reduce_grouped(call: Invocation) -> KernelInstance:
     x, out, index = call.tensor("X"), call.tensor("Out"), call.optional("InIndx")
     if x.dim() != 4 or x.shape[1] != 1 or {"alpha", "limit"} & set(call.arguments):
         raise Unrecognized("it applies an activation, too")
-    parts, _, rows, h = x.shape
-    inputs = {"expert_outputs": tensor_arg(x[:, 0], "num_parts", "num_rows", "hidden_size")}
+    return rows_instance(x[:, 0], out, index)
+
+
+@family("moe_sum", "triton::_reduce")
+def reduce(call: Invocation) -> KernelInstance:
+    """`X`: three dimensions, of which the experts of each token are added up, or the first one, parts of K.
+
+    `Mask`: as `X`, of each row whether it counts.
+    """
+    call.refuse("XMx", "YMx", "Scale", "XFlex", "YFlexExpected", "YFlexActual", "YFlexChecksum")
+    call.refuse("POSTPROCESS_FN1", "POSTPROCESS_FN2")
+    x, out, mask, sizes = call.tensor("X"), call.tensor("Y"), call.optional("Mask"), [call[n] for n in REDUCED_SIZES]
+    layouts = {(*view.shape, *view.stride(), view.shape[2]): view for view in (x, x.movedim(1, 0)) if x.dim() == 3}
+    parts = layouts.get(tuple(sizes))
+    if parts is None or out.shape != parts.shape[1:] or {"alpha", "limit"} & set(call.arguments):
+        raise Unrecognized("other sums than of rows, or an activation of them")
+    if parts is x and mask is None:
+        return rows_instance(x, out)
+    whole_rows = mask is None or (mask.dtype == torch.bool and mask.shape == x.shape and mask.stride(2) == 0)
+    if parts is x or out.dtype != x.dtype or not whole_rows:
+        raise Unrecognized("another mask, or another type")
+    return sum_instance(x, out, used=None if mask is None else mask[..., 0])
+
+
+REDUCED_SIZES = ("K", "S0", "X_S1", "stride_xr", "stride_x0", "stride_x1", "Y_S1")
+
+
+def rows_instance(x: torch.Tensor, out: torch.Tensor, index: torch.Tensor | None = None) -> KernelInstance:
+    """`x`: [parts of K, num_rows, hidden_size]; `index`: [seq_len, top_k], a token's rows, or -1."""
+    parts, rows, h = x.shape
+    inputs = {"expert_outputs": tensor_arg(x, "num_parts", "num_rows", "hidden_size")}
     axes: dict[str, int | None] = {"num_parts": parts, "num_rows": None, "hidden_size": h}
     written, word = ("num_rows", "hidden_size"), ""
     if index is not None:
@@ -138,16 +182,21 @@ class ReduceGrouped(ReplayRule):
 @replay_rule("triton::_topk_forward")
 class TopkForward(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
-        set_zeros(bound, "Yi", "Bits", "S")
+        set_zeros(bound, "Yi", "Bits", "S", "PeerYis", "PeerBits")
 
 
 @replay_rule("triton::_sum_bitmatrix_memset", "triton::_sum_bitmatrix_rows")
 class SumBitmatrix(ReplayRule):
-    """Any bits are a set of experts."""
+    """Any bits are a set of experts. The newer kernel adds to `Out`, for whole words of them."""
+
+    added_to = ("Out",)
 
     def prepare(self, bound: BoundCall) -> None:
         set_words(bound, "B")
-        set_zeros(bound, "Ret", "Partials")
+        partial, out = bound["OutPartials"], bound["Out"]
+        if isinstance(partial, TensorSpec) and isinstance(out, TensorSpec):
+            bound.set_value("Out", replace(out, shape=(max(partial.shape[1], out.numel),)))
+        set_zeros(bound, "Ret", "Partials", "Out", "OutPartials")
 
 
 @replay_rule("triton::_combined_routing_memset")
@@ -171,19 +220,27 @@ class RoutingCompute(ReplayRule):
         if ids is None:
             ids = drawn_experts(bound, tokens, k, experts).sort(dim=-1).values
         ids = ids.to(torch.int64).clamp(0, experts - 1)
-        chosen = torch.zeros(tokens, experts, dtype=torch.int64).scatter_add_(1, ids, torch.ones_like(ids))
-        counts = chosen.sum(dim=0)
         partial, tiles = bound.spec("PartialOffs").shape, bound.spec("MDTileStarts").shape
         if partial[0] * HISTOGRAM_ROWS < tokens:
             raise Skip(f"its partial histograms are not of {HISTOGRAM_ROWS} tokens each")
-        blocks = torch.zeros(partial, dtype=torch.int64)
-        blocks[:, :experts].index_add_(0, torch.arange(tokens) // HISTOGRAM_ROWS, chosen)
+        counts, block_starts = starts_by_block(ids, partial[0], experts, HISTOGRAM_ROWS)
         first = bound.integer("first_tile_dim_log2")
         sizes = torch.stack([-(-counts // (1 << (first + i))) for i in range(tiles[0])])
         bound.set_content("ExptIndx", ids)
         bound.set_content("Hist", counts)
         bound.set_content("TokensStart", counts.cumsum(0) - counts)
-        bound.set_content("PartialOffs", blocks.cumsum(0) - blocks)
+        bound.set_content("PartialOffs", torch.nn.functional.pad(block_starts, (0, partial[1] - experts)))
         starts = torch.nn.functional.pad(sizes.cumsum(1), (1, 0))
         bound.set_content("MDTileStarts", starts[:, : tiles[1]])
         set_zeros(bound, "GatherIndx", "ScatterIndx", "MDTileInfo")
+
+
+def starts_by_block(ids: torch.Tensor, blocks: int, experts: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each token's experts, int64 [tokens, top_k], -1: none: the tokens of each expert, [experts], and those before
+    each block of `size` tokens, [blocks, experts].
+    """
+    chosen = torch.zeros(len(ids), experts + 1, dtype=torch.int64)
+    chosen.scatter_add_(1, ids.where(ids >= 0, experts), torch.ones_like(ids))
+    counts = torch.zeros(blocks, experts, dtype=torch.int64)
+    counts.index_add_(0, torch.arange(len(ids)) // size, chosen[:, :experts])
+    return counts.sum(dim=0), counts.cumsum(dim=0) - counts
