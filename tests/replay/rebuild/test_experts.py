@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -126,3 +128,143 @@ def test_the_blocks_of_triton_kernels_cover_the_rows_of_each_expert() -> None:
 def test_rows_that_are_added_up_are_rows_of_the_products() -> None:
     bound = prepared("triton::_reduce_grouped", {}, X=floats(1, 1, SLOTS, 32), InIndx=ints(TOKENS, TOP_K))
     assert sorted(content(bound, "InIndx").flatten().tolist()) == list(range(SLOTS))
+
+
+def by_expert(bound: BoundCall, counts: str, starts: str, data: str) -> list[int]:
+    """The rows that the blocks of a product cover, sorted."""
+    sizes, first, words = (content(bound, name).tolist() for name in (counts, starts, data))
+    blocks = [(word & 0xFFFF, word >> 16) for word in words if word >= 0]
+    return sorted(first[e] + n * BLOCK + row for e, n in blocks for row in range(min(BLOCK, sizes[e] - n * BLOCK)))
+
+
+NEWER = {
+    "triton::_matmul_ogs": ("ExptHist", "ExptOffs", "ExptTileOffs", "ExptData"),
+    "triton::_matmul": ("XSliceSizes", "XSliceOffs", "XBlockOffs", "XBlockSchedule"),
+}
+
+
+def product(operator: str, gathers: bool, recorded: dict[str, torch.Tensor] | None = None) -> BoundCall:
+    """Of the newer package, which does not say how many experts a token has."""
+    names, lengths = NEWER[operator], (EXPERTS, EXPERTS + 1, EXPERTS + 1, 12)
+    arguments: dict[str, Value] = {name: ints(length) for name, length in zip(names, lengths, strict=True)}
+    arguments |= {"XPtr": floats(1, TOKENS if gathers else SLOTS, 16), "YPtr": floats(1, SLOTS, 32)}
+    arguments |= {"GatherIndx": ints(SLOTS), "GatherDstIndx": ints(SLOTS)} if gathers else {}
+    arguments |= {} if gathers else {"ScatterSrcIndx": ints(SLOTS), "WriteBackIndx": ints(SLOTS)}
+    args = [Argument(name=name, value=value) for name, value in arguments.items()]
+    bound = BoundCall(operator, args, constants={"BLOCK_M": BLOCK})
+    for name, values in (recorded or {}).items():
+        bound.set_content(name, values)
+    replay_rule_for(operator).prepare(bound)
+    assert all(path in bound.contents for path, _ in bound.integers())
+    return bound
+
+
+@pytest.mark.parametrize("operator", NEWER)
+@pytest.mark.parametrize("gathers", [True, False])
+def test_newer_products_gather_tokens_and_scatter_rows(operator: str, gathers: bool) -> None:
+    bound, (counts, starts, block_starts, data) = product(operator, gathers), NEWER[operator]
+    assert by_expert(bound, counts, starts, data) == list(range(SLOTS))
+    blocks = -(-content(bound, counts) // BLOCK)
+    assert content(bound, block_starts).tolist() == [0, *blocks.cumsum(0).tolist()]
+    if gathers:
+        tokens = content(bound, "GatherIndx").tolist()
+        assert sorted(tokens) == [slot // TOP_K for slot in range(SLOTS)]
+        ends = content(bound, starts).tolist()
+        assert all(len(set(tokens[a:b])) == b - a for a, b in pairwise(ends)), "a token twice"
+    else:
+        assert sorted(content(bound, "WriteBackIndx").tolist()) == list(range(SLOTS))
+
+
+def test_recorded_rows_of_experts_stay_and_their_blocks_follow() -> None:
+    counts = torch.tensor([9, 0, 0, 6, 0, 0, 0, 0])
+    recorded = {"ExptHist": counts, "ExptOffs": torch.nn.functional.pad(counts.cumsum(0), (1, 0))}
+    recorded |= {"GatherIndx": torch.arange(SLOTS) // TOP_K, "ExptData": torch.full((12,), 7)}
+    bound = product("triton::_matmul_ogs", True, recorded)
+    assert all(content(bound, name) is values for name, values in recorded.items())
+    assert content(bound, "ExptTileOffs").tolist() == [0, 3, 3, 3, 5, 5, 5, 5, 5]
+    assert replay_rule_for("triton::_matmul_ogs").chosen_experts(bound) is counts
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_each_slot_is_sorted_to_a_row_of_its_own(recorded: bool) -> None:
+    """As the kernel places them, of which one has no expert where they were recorded."""
+    tokens, shapes = 70, {"ColPartialSum": ints(3, 32), "ColOffs": ints(EXPERTS)}
+    shapes |= {
+        "NonzeroIndx": TensorSpec((tokens, TOP_K), "int16"),
+        "ColSortedIndx": ints(210),
+        "RowSortedIndx": ints(210),
+    }
+    args = [Argument(name=name, value=value) for name, value in shapes.items()]
+    operator = "triton::_bitmatrix_metadata_compute_stage2"
+    bound = BoundCall(operator, args, constants={"BLOCK_PER_TOK": 32})
+    if recorded:
+        ids = torch.rand(tokens, EXPERTS).argsort(-1)[:, :TOP_K]
+        ids[3, 1] = -1
+        bound.set_content("NonzeroIndx", ids.to(torch.int16))
+    replay_rule_for(operator).prepare(bound)
+    partial, starts = content(bound, "ColPartialSum"), content(bound, "ColOffs")
+    places, seen = [], torch.zeros(EXPERTS, dtype=torch.int64)
+    for token, chosen in enumerate(content(bound, "NonzeroIndx").tolist()):
+        seen = seen if token % 32 else torch.zeros_like(seen)
+        for expert in chosen:
+            if expert >= 0:
+                places.append(int(partial[token // 32, expert] + starts[expert] + seen[expert]))
+                seen[expert] += 1
+    assert sorted(places) == list(range(tokens * TOP_K - recorded))
+    assert all(path in bound.contents for path, _ in bound.integers())
+
+
+RAGGED = {"first_block_size_log2": 4, "SIZES": 4, "BLOCK": 512}
+
+
+def ragged(name: str, counts: list[int] | None, width: int = 20, **more: Value) -> BoundCall:
+    tables = {"SliceSizes": ints(EXPERTS), "BlockSchedule": TensorSpec((4, width), "int32", (512, 1), storage=2)}
+    tables["BlockOffs"] = TensorSpec((5 if more else 4, EXPERTS + 1), "int32", (512, 1), storage=1)
+    args = [Argument(name=name, value=value) for name, value in {**tables, **RAGGED, **more}.items()]
+    bound = BoundCall(f"triton::_ragged_tensor_metadata_{name}", args)
+    if counts:
+        bound.set_content("SliceSizes", torch.tensor(counts))
+    replay_rule_for(bound.operator).prepare(bound)
+    return bound
+
+
+@pytest.mark.parametrize("counts", [None, [0, 100, 30, 7, 0, 0, 1, 0]])
+@pytest.mark.parametrize("width", [5, 8, 20])
+def test_blocks_of_rows_have_room_in_their_schedule(counts: list[int] | None, width: int) -> None:
+    if counts and width < 20:
+        with pytest.raises(Skip, match="more blocks than the"):
+            ragged("compute", counts, width)
+        return
+    bound = ragged("compute", counts, width)
+    starts = content(bound, "BlockOffs")
+    for i in range(4):
+        blocks = -(-content(bound, "SliceSizes") // (16 << i))
+        assert starts[i].tolist() == [0, *blocks.cumsum(0).tolist()] and int(blocks.sum()) <= width
+
+
+def test_tables_are_as_wide_as_the_rows_that_are_filled() -> None:
+    """A kernel that fills rows of 512 is not given the beginning of a row alone."""
+    bound = ragged("memset", None, n_slices=EXPERTS)
+    assert bound.spec("BlockOffs").shape == (5, 512) and bound.spec("BlockSchedule").shape == (4, 512)
+    with pytest.raises(Skip, match="'BlockSchedule' ends before what it fills"):
+        ragged("memset", None, width=600, n_slices=EXPERTS)
+
+
+def test_counts_of_experts_are_added_to_whole_words_of_them() -> None:
+    arguments: dict[str, Value] = {"B": TensorSpec((TOKENS, 2), "uint32"), "Out": ints(40), "OutPartials": ints(4, 64)}
+    bound = prepared("triton::_sum_bitmatrix_rows", {}, **arguments)
+    assert bound.spec("Out").shape == (64,) and not content(bound, "Out").any()
+    assert replay_rule_for("triton::_sum_bitmatrix_rows").added_to == ("Out",)
+
+
+def test_counts_of_blocks_add_up_to_those_of_all() -> None:
+    arguments: dict[str, Value] = {"PartialColSum": ints(3, 32), "ColSum": ints(EXPERTS), "ColOffs": ints(EXPERTS)}
+    bound = prepared("triton::_bitmatrix_metadata_compute_stage1", {}, **arguments, CombinedIndx=ints(30))
+    assert content(bound, "ColSum").tolist() == content(bound, "PartialColSum").sum(0)[:EXPERTS].tolist()
+    assert all(path in bound.contents for path, _ in bound.integers())
+
+
+def test_what_is_written_for_each_rank_is_found_in_its_list() -> None:
+    ids, bits = TensorSpec((TOKENS, TOP_K), "int16"), TensorSpec((TOKENS, 1), "uint32")
+    bound = prepared("triton::_topk_forward", {}, X=floats(TOKENS, 32), PeerYis=[ids], PeerBits=[bits])
+    assert bound.contents.keys() == {"1.0", "2.0"}

@@ -36,16 +36,22 @@ def kernel_of(operator: str, **arguments: Any) -> KernelInstance:
 
 def launched(operator: str, arguments: dict[str, Any], *constants: str) -> KernelInstance:
     """The kernel instance of a Triton launch as it is recorded: without tensors' values, its `constants` apart."""
-    values: dict[str, Any] = {
-        name: TensorSpec(tuple(v.shape), dtype_name(v.dtype), storage=i) if isinstance(v, torch.Tensor) else v
-        for i, (name, v) in enumerate(arguments.items())
-    }
+    values = {name: without_values(value, i) for i, (name, value) in enumerate(arguments.items())}
     fixed = {name: values.pop(name) for name in constants}
     args = [Argument(name=name, value=value) for name, value in values.items()]
     call = Call(id=0, operator=f"{operator}.s01234567", args=args, launch=Launch(function="kernel", constexprs=fixed))
     kernel = recognize(invocation_of(call))
     assert kernel is not None, f"no family takes the launch of {operator}"
     return kernel
+
+
+def without_values(value: Any, storage: int) -> Any:
+    """`value` as it is recorded: each tensor as a spec, a tuple as a list."""
+    if isinstance(value, tuple):
+        return [without_values(item, storage) for item in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    return TensorSpec(tuple(value.shape), dtype_name(value.dtype), tuple(value.stride()), storage=storage)
 
 
 def declined(operator: str, **arguments: Any) -> bool:

@@ -11,6 +11,8 @@ from agreement import agrees, checked, declined, kernel_of, randn
 
 from kcap.replay.datasets.reference import compile_reference
 from kcap.schemas.derive.bound_call import BoundCall, replay_rule_for
+from kcap.schemas.derive.cost import CostInputs
+from kcap.schemas.derive.families import cost_function_for
 from kcap.schemas.recording.records import Argument
 from kcap.schemas.recording.values import TensorSpec
 
@@ -140,6 +142,30 @@ def test_products_of_sorted_rows(swiglu: bool, gathers: bool) -> None:
     words = f"{'_gather2' if gathers else ''}{'_swiglu' if swiglu else ''}_bias_weighted"
     assert kernel.name == f"moe_gemm_by_group_ends{words}_e2_n{n}_k{k}"
     assert callable(kernel.flops) and kernel.flops() == 2 * rows * n * k
+    for other in ({"WriteBackIndx": index, "writeback_size": rows}, {"OutAcc": x}, {"YExpectedScale": gammas}):
+        assert declined("triton::_matmul_ogs", **call_arguments | other), other
+
+
+def test_products_of_the_newer_package_are_scattered() -> None:
+    """Those of the rows that belong to an expert and have a place; the others are never written."""
+    rows, n, k = 10, 64, 32
+    x, w, places = randn(1, rows, k), randn(2, k, n), torch.tensor([3, -1, 0, 5, 6, 7, 8, 1, 2, 4]).int()
+    call_arguments = product(rows, n, k, XPtr=x, WPtr=w, WriteBackIndx=places, writeback_size=rows)
+    del call_arguments["N_EXPTS_ACT"]
+    call_arguments["ExptHist"][1] = 5
+
+    def run(YPtr: torch.Tensor, **_: Any) -> None:
+        for row in (0, 2, 3, 4, 5, 6, 7, 8):
+            YPtr[0, places[row]] = x[0, row].double() @ w[int(row >= 4)].double()
+
+    kernel = agrees("triton::_matmul_ogs", run, **call_arguments)
+    assert kernel.name == f"moe_gemm_by_group_ends_scatter_e2_n{n}_k{k}"
+    inputs = {name: slot.get() for name, slot in kernel.inputs.items()}
+    cost = cost_function_for("moe_gemm")
+    assert cost is not None and cost(CostInputs(checked(kernel), inputs)).flops == 2 * 9 * n * k
+    others = ({"writeback_size": 5}, {"EXPT_IS_INNER": True}, {"RAGGED_DIMENSION": "K"}, {"pYPtrs": places})
+    for other in (*others, {"WTensorScale": w}, {"IS_EPILOGUE_QUANT_MX": True}):
+        assert declined("triton::_matmul_ogs", **call_arguments | other), other
 
 
 NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -169,7 +195,8 @@ def test_a_weight_of_mxfp4_by_columns() -> None:
 
 @pytest.mark.parametrize(("warps", "digest"), [(4, "f91becaeda946b21"), (8, "788976ff7e239536")])
 def test_a_weight_of_mxfp4_as_hopper_has_it(warps: int, digest: str) -> None:
-    """The digest is of what `unswizzle_data` of vLLM 0.22.1's triton_kernels makes of these bytes, multiplied out."""
+    """The digest is of what `unswizzle_data` of triton_kernels makes of these bytes, multiplied out: of vLLM 0.22.1's, and
+    of SGLang 0.5.15's and 0.5.23's."""
     n, k, columns = 256, 128, torch.eye(128, dtype=torch.bfloat16)
     hopper = {"SWIZZLE_MX_VALUE": "HOPPER_VALUE", "SWIZZLE_MX_SCALE": "HOPPER_SCALE", "W_TRANSPOSE": True}
     hopper |= {
