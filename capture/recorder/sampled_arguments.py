@@ -22,7 +22,8 @@ from collections.abc import Iterable
 VALUE_ARGUMENTS = frozenset(
     {
         *("ExptData", "ExptHist", "ExptIndx", "ExptOffs", "ExptOffsSum"),  # OpenAI's triton_kernels: tokens by expert
-        *("GatherIndx", "InIndx", "ScatterSrcIndx", "WriteBackIndx"),
+        *("ExptTileOffs", "XBlockOffs", "XBlockSchedule", "XSliceOffs"),
+        *("GatherIndx", "InIndx", "NonzeroIndx", "ScatterSrcIndx", "WriteBackIndx"),
         "Req_to_tokens",  # vLLM's pages, SGLang's slots
         "batch_ids",
         "block_ids",

@@ -93,6 +93,7 @@ WALKED = [  # arguments of vLLM's and SGLang's kernels
         "output_hs_ptr",
     ),
     "Req_to_tokens",
+    *("NonzeroIndx", "ExptTileOffs", "SliceSizes", "XSliceOffs", "XBlockOffs", "XBlockSchedule"),
     *("GatherIndx", "ExptData", "ExptOffsSum", "InIndx", "inv_permuted_idx", "recv_topk", "recv_topk_ids"),
     *("rowStarts", "state_table_ptr", "cu_num_logits_ptr", "idx_mapping_ptr", "retrieve_next_row_idx", "token_offsets"),
 ]

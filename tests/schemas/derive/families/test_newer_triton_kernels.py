@@ -283,8 +283,11 @@ def test_what_is_not_modelled_is_declined() -> None:
     call = starting(call["OutPartials"], call["Out"], 10)
     others = [{"stride_pm": 32}, {"shape_pm": 1}, {"n_cols": 8}, {"n_combined_indx": 4}, {"ColOffs": x}]
     assert all(declined("triton::_bitmatrix_metadata_compute_stage1", **call | other) for other in others)
-    ranks = {"PeerYvs": (x[0], x[0]), "PeerYis": (x[0], x[0]), "PeerBits": (x[0], x[0])}
-    assert declined("triton::_topk_forward", X=x[0], **ranks, n_rows=4, APPLY_SOFTMAX=True)
+    ranks = {"PeerYvs": (x[0],), "PeerYis": (x[0, :, :2].short(),), "PeerBits": (x[0, :, :3].int(),)}
+    call = {"X": x[0], **ranks, "n_rows": 4, "APPLY_SOFTMAX": True}
+    assert not declined("triton::_topk_forward", **call)
+    for other in ({name: 2 * tensors for name, tensors in ranks.items()}, {"dst_offs_m": 4}, {"n_rows": 3}):
+        assert declined("triton::_topk_forward", **call | other), other
 
 
 def test_names_and_costs() -> None:
