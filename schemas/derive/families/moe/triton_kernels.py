@@ -58,6 +58,8 @@ def topk_forward(call: Invocation) -> KernelInstance:
     """
     call.refuse("USE_PROVIDED_INDX", "dst_offs_m")
     x, weights, ids, bits = call.tensor("X"), *(written_by_topk(call, name) for name in ("Yv", "Yi", "Bits"))
+    if bits.stride() == (call["stride_rn"], call["stride_rm"]):  # SGLang's: a row for each word
+        bits = bits.T[: len(x)]
     e, k, words = x.shape[1], ids.shape[1], bits.shape[1]
     softmax = call["APPLY_SOFTMAX"]
     if not isinstance(softmax, bool) or call["n_rows"] != len(x) or ids.dtype != torch.int16 or 32 * words < e:

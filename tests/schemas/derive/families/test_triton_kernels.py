@@ -37,6 +37,13 @@ def test_experts_of_each_token_by_number(softmax: bool) -> None:
         kernel = agrees("triton::_topk_forward.s704c409d", run, X=x, **results, Bits=bits, **fixed)
         assert kernel.name == f"moe_routing_bf16{'_softmax_of_best' if softmax else ''}_by_expert_topk{k}_e{e}"
         assert declined("triton::_topk_forward", X=x, **results, Bits=bits, **{**fixed, "USE_PROVIDED_INDX": True})
+        stored, fixed = bits.T.new_zeros(words, 64), {**fixed, "stride_rm": 1, "stride_rn": 64}
+
+        def run_stored(PeerBits: tuple[torch.Tensor], **call: Any) -> None:
+            run(Bits=PeerBits[0].T[: len(call["X"])], **call)
+
+        of_sglang = agrees("triton::_topk_forward", run_stored, X=x, **results, PeerBits=(stored,), **fixed)
+        assert of_sglang.key == kernel.key and of_sglang.outputs["expert_bits"].get().shape == (tokens, words)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
