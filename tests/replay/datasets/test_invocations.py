@@ -196,6 +196,7 @@ def test_integers_that_count_may_be_indices_into_the_shortest_axis():
 @pytest.mark.parametrize("cheap", [1.0, 0.0])
 def test_what_a_rule_makes_is_made_afresh_and_stays_valid(monkeypatch, cheap):
     monkeypatch.setattr(invocations, "CHEAP_RULE_S", cheap)
+    monkeypatch.setattr(invocations, "VARIANTS_S", 60.0)  # on a busy machine a rule takes long
     draws = draws_of(PAGED, T=64, L=9, N=40, num_pages=64)
     seen = set()
     for number in range(40):
