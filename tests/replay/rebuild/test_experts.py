@@ -143,11 +143,13 @@ NEWER = {
 }
 
 
-def product(operator: str, gathers: bool, recorded: dict[str, torch.Tensor] | None = None) -> BoundCall:
-    """Of the newer package, which does not say how many experts a token has."""
+def product(
+    operator: str, gathers: bool, recorded: dict[str, torch.Tensor] | None = None, before: tuple[int, ...] = (1,)
+) -> BoundCall:
+    """Of the newer package, which does not say how many experts a token has; `before`: dimensions before the rows."""
     names, lengths = NEWER[operator], (EXPERTS, EXPERTS + 1, EXPERTS + 1, 12)
     arguments: dict[str, Value] = {name: ints(length) for name, length in zip(names, lengths, strict=True)}
-    arguments |= {"XPtr": floats(1, TOKENS if gathers else SLOTS, 16), "YPtr": floats(1, SLOTS, 32)}
+    arguments |= {"XPtr": floats(*before, TOKENS if gathers else SLOTS, 16), "YPtr": floats(*before, SLOTS, 32)}
     arguments |= {"GatherIndx": ints(SLOTS), "GatherDstIndx": ints(SLOTS)} if gathers else {}
     arguments |= {} if gathers else {"ScatterSrcIndx": ints(SLOTS), "WriteBackIndx": ints(SLOTS)}
     args = [Argument(name=name, value=value) for name, value in arguments.items()]
@@ -161,8 +163,9 @@ def product(operator: str, gathers: bool, recorded: dict[str, torch.Tensor] | No
 
 @pytest.mark.parametrize("operator", NEWER)
 @pytest.mark.parametrize("gathers", [True, False])
-def test_newer_products_gather_tokens_and_scatter_rows(operator: str, gathers: bool) -> None:
-    bound, (counts, starts, block_starts, data) = product(operator, gathers), NEWER[operator]
+@pytest.mark.parametrize("before", [(1,), ()])
+def test_newer_products_gather_tokens_and_scatter_rows(operator: str, gathers: bool, before: tuple[int, ...]) -> None:
+    bound, (counts, starts, block_starts, data) = product(operator, gathers, before=before), NEWER[operator]
     assert by_expert(bound, counts, starts, data) == list(range(SLOTS))
     blocks = -(-content(bound, counts) // BLOCK)
     assert content(bound, block_starts).tolist() == [0, *blocks.cumsum(0).tolist()]

@@ -67,6 +67,11 @@ def test_tokens_that_pad_a_batch_have_slots_of_their_own(operator: str) -> None:
     assert one.spec("k_cache").shape[0] == 7
 
 
+@pytest.mark.parametrize("slots", [[], None])
+def test_a_call_without_tokens_has_no_slots(slots: list[int] | None) -> None:
+    assert prepared(bound("sglang::store_cache", slots, tokens=0)) == []
+
+
 def test_where_none_is_skipped_none_becomes_so() -> None:
     one = bound("sglang::store_cache", [3, 0, 4, 9], reserved_skip_index=-1)
     assert prepared(one) == [1, 0, 2, 3]

@@ -147,7 +147,7 @@ def refuse_unless_one(call: Invocation, *names: str) -> None:
             raise Unrecognized(f"{call.operator}: {name} is set")
 
 
-def refuse_beside_slots(call: Invocation, *names: str) -> None:
+def refuse_unmodelled_slots(call: Invocation, *names: str) -> None:
     """Unrecognized for what SGLang's Triton kernels do besides attention over a list of slots, one to a page.
 
     `names`: of a kernel's own switches.

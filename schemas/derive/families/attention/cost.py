@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 
+import torch
+
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import cost_function
 from kcap.schemas.derive.families.attention.core import attended_pairs, first_key_seen
 from kcap.schemas.derive.families.attention.pages import Pages, table_pages
+from kcap.schemas.derive.invocation import total_bytes
 
 
 @cost_function("gqa_paged")
@@ -57,13 +60,19 @@ def ragged_cost(inputs: CostInputs) -> Cost:
 @cost_function("attention_extend")
 def extend_cost(inputs: CostInputs) -> Cost:
     """q: [tokens, heads, dim], k, v: [tokens, kv heads, dim], caches: [slots, 1, kv heads, dim]."""
-    q, k, v, window = inputs["q"], inputs["k"], inputs["v"], window_of(inputs)
+    q, v, window = inputs["q"], inputs["v"], window_of(inputs)
     pages, queries = pages_of(inputs, 1), inputs.index("qo_indptr").diff()
-    row = k[:1].numel() * k.element_size() + v[:1].numel() * v.element_size()
     pairs = attended_pairs(pages.lengths() + queries, queries, True, window)
-    seen = pages.lengths() - first_key_seen(pages.lengths() + queries, queries, window).minimum(pages.lengths())
-    read = inputs.read("q", "k", "v") + int(seen.sum()) * row + read_of_sinks(inputs)
+    cached = cached_bytes(pages, inputs["k_cache"], inputs["v_cache"])
+    read = inputs.read("q", "k", "v") + cached + read_of_sinks(inputs)
     return inputs.cost(read, 2 * q.shape[1] * (q.shape[2] + v.shape[2]) * pairs)
+
+
+def cached_bytes(pages: Pages, k: torch.Tensor, v: torch.Tensor) -> int:
+    """All rows of `pages`, once each; caches: [pages, rows of a page, kv heads, dim], values of another size than the
+    keys are a part of them."""
+    rows = pages.rows((pages.lengths() > 0).long())
+    return rows * total_bytes(k[:1, :1], *([v[:1, :1]] if v.shape[-1] == k.shape[-1] else []))
 
 
 def read_of_sinks(inputs: CostInputs) -> int:

@@ -23,10 +23,11 @@ from kcap.schemas.derive.families.attention.core import (
     AttentionVariant,
     MakeTensor,
     first_key_seen,
-    refuse_beside_slots,
     refuse_quantized,
     refuse_unless_one,
+    refuse_unmodelled_slots,
 )
+from kcap.schemas.derive.families.attention.cost import cached_bytes
 from kcap.schemas.derive.families.attention.pages import PagedBatch, listed_slots
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, scalar_arg, tensor_arg
@@ -244,7 +245,7 @@ SWITCHES = ("USE_CUSTOM_MASK", "STORE_LSE", "SKIP_PREFIX", "SKIP_EXTEND", "IDENT
 def extend(call: Invocation) -> KernelInstance:
     """`Q_Extend`: [tokens, heads, dim], `K_Extend`, `V_Extend`: [tokens, kv heads, dim], buffers: [slots, kv heads,
     dim]."""
-    refuse_beside_slots(call, *SWITCHES, "USE_FP8_EXTEND")
+    refuse_unmodelled_slots(call, *SWITCHES, "USE_FP8_EXTEND")
     refuse_unless_one(call, "k_scale", "v_scale")
     q, k, v = (call.tensor(f"{name}_Extend") for name in "QKV")
     k_cache, v_cache = call.tensor("K_Buffer")[:, None], call.tensor("V_Buffer")[:, None]
@@ -291,9 +292,6 @@ def extend(call: Invocation) -> KernelInstance:
         description="A prefill: what is cached of each sequence, then its new keys.",
         constraints=batch.constraints,
         flops=lambda: 2 * h * (d + vo) * variant.pairs(pages.lengths() + batch.queries(), batch.queries()),
-        touched=lambda: (
-            total_bytes(q, k, v, call.tensor("O_Extend"))
-            + int(pages.lengths().sum()) * total_bytes(k_cache[:1], v_cache[:1])
-        ),
+        touched=lambda: total_bytes(q, k, v, call.tensor("O_Extend")) + cached_bytes(pages, k_cache, v_cache),
         engine_form=PREFILL,
     )

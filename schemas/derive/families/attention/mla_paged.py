@@ -1,7 +1,7 @@
 """mla_paged: multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over a paged cache, with FlashInfer's names.
 
-Operators of FlashInfer, FlashMLA and vLLM on CPU; FlashAttention is in `flash_attention`, Triton's decode, of which two
-launches make one kernel, in `split_decode`.
+Operators of FlashInfer, FlashMLA and vLLM on CPU; FlashAttention is in `flash_attention`, Triton's decodes in
+two launches in `split_decode`.
 """
 
 from __future__ import annotations

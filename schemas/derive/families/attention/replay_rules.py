@@ -35,14 +35,14 @@ def use_dense_pages(bound: BoundCall, table: str, lengths: str, page_size: int, 
     shrink_caches(bound, caches, pages)
 
 
-def use_dense_slots(bound: BoundCall, starts: str, slots: str, caches: tuple[str, ...]) -> None:
-    """Likewise for a list of slots, as long as the last entry of `starts`."""
-    ends, recorded = bound.content(starts), bound.content(slots)
+def use_dense_slots(bound: BoundCall, sequences: int) -> None:
+    """Likewise for SGLang's list of slots, which `kv_indptr` ends at the last of the `sequences`."""
+    ends, recorded = bound.content("kv_indptr"), bound.content("kv_indices")
     if ends is None or recorded is None:
-        raise Skip(f"no Sample holds its '{slots}'")
-    dense, count = renumber_densely(recorded[: int(ends[-1])])
-    bound.set_content(slots, torch.nn.functional.pad(dense, (0, len(recorded) - len(dense))))
-    shrink_caches(bound, caches, count)
+        raise Skip("no Sample holds its 'kv_indices'")
+    dense, count = renumber_densely(recorded[: int(ends[sequences])])
+    bound.set_content("kv_indices", torch.nn.functional.pad(dense, (0, len(recorded) - len(dense))))
+    shrink_caches(bound, ("K_Buffer", "V_Buffer"), count)
 
 
 @replay_rule("triton::_fwd_kernel")
@@ -51,7 +51,7 @@ class ExtendRule(ReplayRule):
 
     def prepare(self, bound: BoundCall) -> None:
         if isinstance(bound["kv_indices"], TensorSpec):
-            use_dense_slots(bound, "kv_indptr", "kv_indices", ("K_Buffer", "V_Buffer"))
+            use_dense_slots(bound, bound.spec("qo_indptr").numel - 1)
 
 
 @replay_rule("_C::cpu_attention_with_kv_cache")

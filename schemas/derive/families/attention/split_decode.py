@@ -20,11 +20,11 @@ from kcap.schemas.derive.families.attention.core import (
     SCALE_DESCRIPTION,
     SINKS_DESCRIPTION,
     MakeTensor,
-    refuse_beside_slots,
     refuse_quantized,
+    refuse_unmodelled_slots,
 )
-from kcap.schemas.derive.families.attention.cost import pages_of
-from kcap.schemas.derive.families.attention.pages import listed_slots
+from kcap.schemas.derive.families.attention.cost import cached_bytes, pages_of
+from kcap.schemas.derive.families.attention.pages import Pages, listed_slots, table_pages
 from kcap.schemas.derive.families.attention.replay_rules import use_dense_pages, use_dense_slots
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, scalar_arg, tensor_arg
@@ -94,7 +94,7 @@ class KeysOfSplit:
     """How a kernel is told where each sequence's keys are, and where it writes what it makes of their parts.
 
     `k`, `v`: [pages, rows of a page, kv heads, dim]. `inputs`, `outputs` and `axes` are the Definition's; `text`: the
-    lines of SPLIT for them. `lengths`: of the sequences; Unrecognized where they are not known.
+    lines of SPLIT for them.
     """
 
     k: torch.Tensor
@@ -104,20 +104,21 @@ class KeysOfSplit:
     axes: dict[str, int | None]
     constraints: tuple[str, ...]
     scale: str
-    lengths: MakeTensor
+    pages: Pages
     text: dict[str, str]
 
 
 def pages_of_table(call: Invocation) -> KeysOfSplit:
     """vLLM's: a table of pages; `Att_Out`: [sequences, heads, splits, dim of values + 1]."""
     partial, lengths, k = call.tensor("Att_Out"), call.tensor("B_Seqlen"), call.tensor("K_Buffer")
+    table = call.tensor("Req_to_tokens")
     if k.dim() != 4 or call["PAGE_SIZE"] != k.shape[1]:
         raise Unrecognized("its buffers are not paged, or its constants are not known")
     return KeysOfSplit(
         k,
         call.tensor("V_Buffer"),
         inputs={
-            "block_table": tensor_arg(call.tensor("Req_to_tokens"), "max_num_reqs", "max_num_pages"),
+            "block_table": tensor_arg(table, "max_num_reqs", "max_num_pages"),
             "seq_lens": tensor_arg(lengths, "batch_size"),
             "partial": tensor_arg(partial, *PARTIAL, description=BEFORE),
         },
@@ -125,7 +126,7 @@ def pages_of_table(call: Invocation) -> KeysOfSplit:
         axes={"partial_size": partial.shape[-1], "max_num_reqs": None, "max_num_pages": None},
         constraints=CONSTRAINTS,
         scale="sm_scale",
-        lengths=lambda: require_values(lengths, "sequence lengths"),
+        pages=table_pages(table, lengths, k.shape[1]),
         text={
             "copies": "partial_out = partial.clone(memory_format=torch.contiguous_format)",
             "keys": """length, size = int(seq_lens[b]), -(-int(seq_lens[b]) // {s})
@@ -141,22 +142,18 @@ def slots_of_list(call: Invocation) -> KeysOfSplit:
 
     Buffers: [slots, kv heads, dim]. What a graph passes may be longer than its batch.
     """
-    refuse_beside_slots(call, "USE_FORCED")
+    refuse_unmodelled_slots(call, "USE_FORCED")
     sequences = len(call.tensor("Q"))
     k, partial, lse = call.tensor("K_Buffer"), call.tensor("Att_Out")[:sequences], call.tensor("Att_Lse")[:sequences]
     v = k[..., : partial.shape[-1]] if call["HAS_MLA"] else call.tensor("V_Buffer")
-    batch = BatchOfSplits.of(call, sequences)
+    batch, indices = BatchOfSplits.of(call, sequences), call.tensor("kv_indices")
+    pages = listed_slots(batch.starts, indices)
     return KeysOfSplit(
         k[:, None],
         v[:, None],
         inputs={
             **batch.inputs(),
-            "kv_indices": lazy_arg(
-                call.tensor("kv_indices").dtype,
-                ("num_kv_indices",),
-                listed_slots(batch.starts, call.tensor("kv_indices")).indices,
-                "The slot of each key.",
-            ),
+            "kv_indices": lazy_arg(indices.dtype, ("num_kv_indices",), pages.indices, "The slot of each key."),
             "partial": tensor_arg(partial, *OUTPUTS, description=BEFORE),
             "partial_lse": tensor_arg(lse, *LSES, description=BEFORE),
         },
@@ -167,13 +164,13 @@ def slots_of_list(call: Invocation) -> KeysOfSplit:
         axes={"len_indptr": None, "num_kv_indices": None},
         constraints=(*batch.constraints, "num_kv_indices == kv_indptr[-1].item()"),
         scale="sm_scale_withk",
-        lengths=batch.lengths,
+        pages=pages,
         text={
             "copies": """partial_out = partial.clone(memory_format=torch.contiguous_format)
     partial_lse_out = partial_lse.clone(memory_format=torch.contiguous_format)""",
             "keys": f"""pages = kv_indices[int(kv_indptr[b]) : int(kv_indptr[b + 1])].long()
         length = pages.shape[0]
-        size = -(-length // (int(num_kv_splits[b]) * {batch.unit})) * {batch.unit}""",
+        size = -(-length // (max(int(num_kv_splits[b]), 1) * {batch.unit})) * {batch.unit}""",
             "part": "partial_out[b, :, split], partial_lse_out[b, :, split]",
             "returned": "partial_out, partial_lse_out",
         },
@@ -243,8 +240,8 @@ def split(call: Invocation) -> KernelInstance:
         ),
         description="A decode over a paged cache within parts of each sequence's keys.",
         constraints=keys.constraints,
-        flops=lambda: 2 * h * (d + vo) * int(keys.lengths().sum()),
-        touched=lambda: int(keys.lengths().sum()) * total_bytes(k[:1, :1]) + total_bytes(q) + 4 * h * (vo + 1) * len(q),
+        flops=lambda: 2 * h * (d + vo) * int(keys.pages.lengths().sum()),
+        touched=lambda: cached_bytes(keys.pages, k, v) + total_bytes(q) + 4 * h * (vo + 1) * len(q),
     )
 
 
@@ -286,6 +283,7 @@ def merge_splits(call: Invocation) -> KernelInstance:
         ),
         description="Attention within parts of each sequence's keys, merged by their log-sum-exps.",
         constraints=parts.constraints,
+        touched=lambda: total_bytes(out, *([] if lse is None else [lse])),  # and the parts that there are
     )
 
 
@@ -348,7 +346,7 @@ def listed_parts(call: Invocation) -> PartsToMerge:
         lengths=batch.lengths,
         text={
             "sizes": f"""lengths = kv_indptr.diff()
-    size = -(-lengths // (num_kv_splits * {batch.unit})) * {batch.unit}""",
+    size = -(-lengths // (num_kv_splits.clamp(min=1) * {batch.unit})) * {batch.unit}""",
             "lses": "partial_lse",
             "scale": " * v_scale",
         },
@@ -357,10 +355,10 @@ def listed_parts(call: Invocation) -> PartsToMerge:
 
 @cost_function("attention_split")
 def split_cost(inputs: CostInputs) -> Cost:
-    """Each sequence's rows are read once, of which values may be a part, and a part of its keys is written."""
+    """Each row is read once, and of each sequence a part of its keys is written."""
     q, k, v, partial = inputs["q"], inputs["k_cache"], inputs["v_cache"], inputs["partial"]
-    lengths = pages_of(inputs, k.shape[1]).lengths()
-    read = int(lengths.sum()) * k.shape[2] * k.shape[3] * k.element_size() + inputs.read("q")
+    pages = pages_of(inputs, k.shape[1])
+    lengths, read = pages.lengths(), cached_bytes(pages, k, v) + inputs.read("q")
     written = int((lengths > 0).sum()) * q.shape[1] * (v.shape[3] + 1) * partial.element_size()
     return Cost(read + written, read, 2 * q.shape[1] * (q.shape[2] + v.shape[3]) * int(lengths.sum()), inputs.dtype)
 
@@ -379,11 +377,11 @@ def valid_splits(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
 class SplitRule(ReplayRule):
     """SGLang's kernels have the same names, and lists of slots instead of a table."""
 
-    idempotent_writes = ("Att_Out",)
+    idempotent_writes = ("Att_Out", "Att_Lse")
 
     def prepare(self, bound: BoundCall) -> None:
         if bound.index("Req_to_tokens") is None:
-            return use_dense_slots(bound, "kv_indptr", "kv_indices", ("K_Buffer", "V_Buffer"))
+            return use_dense_slots(bound, bound.spec("Q").shape[0])
         pages = bound.spec("K_Buffer").shape
         if len(pages) != 4:
             raise Skip("its buffers do not say how many rows a page has")

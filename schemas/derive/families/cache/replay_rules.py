@@ -56,10 +56,12 @@ def slots_in_use(bound: BoundCall, name: str, skipped: int, caches: tuple[str, .
 
 def unshared(slots: torch.Tensor) -> torch.Tensor:
     """`slots` where those that were named before are others, behind the last; negative ones stay."""
-    found, order = slots.flatten().sort(stable=True)
-    again = torch.nn.functional.pad(found.diff() == 0, (1, 0)) & (found >= 0)
-    found[again] = torch.arange(int(again.sum()), dtype=slots.dtype) + slots.max() + 1
-    return found[order.argsort()].reshape(slots.shape)
+    if not slots.numel():
+        return slots
+    ordered, places = slots.flatten().sort(stable=True)
+    again = torch.nn.functional.pad(ordered.diff() == 0, (1, 0)) & (ordered >= 0)
+    ordered[again] = torch.arange(int(again.sum()), dtype=slots.dtype) + slots.max() + 1
+    return ordered[places.argsort()].reshape(slots.shape)
 
 
 @replay_rule("sglang::store_cache")

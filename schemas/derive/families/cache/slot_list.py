@@ -15,7 +15,7 @@ from kcap.schemas.derive.families import ReplayRule, cost_function, family, repl
 from kcap.schemas.derive.families.attention.pages import starts_of
 from kcap.schemas.derive.index_arguments import set_zeros
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
-from kcap.schemas.derive.kernel import KernelInstance, lazy_arg, tensor_arg
+from kcap.schemas.derive.kernel import KernelInstance, dtype_name, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
 
 LIST = """import torch
@@ -40,8 +40,8 @@ def slot_list(call: Invocation) -> KernelInstance:
     call.refuse("token_mapping")
     table, slots = call.tensor("req_to_token_ptr"), call.tensor("kv_indices_ptr")
     lengths, requests = call.tensor("page_kernel_lens_ptr"), call.tensor("req_pool_indices_ptr")
-    first, batch = call.optional("kv_start_idx"), min(len(lengths), len(requests))
-    starts = call.tensor("kv_indptr")[: batch + 1]
+    first, batch = call.optional("kv_start_idx"), min(len(lengths), len(requests), len(call.tensor("kv_indptr")) - 1)
+    starts, lengths = call.tensor("kv_indptr")[: batch + 1], lengths[:batch]
     if (
         table.dim() != 2
         or call["req_to_token_ptr_stride"] != table.stride(0)
@@ -52,7 +52,7 @@ def slot_list(call: Invocation) -> KernelInstance:
         "req_to_token": tensor_arg(table, *TABLE, description="The slot of each token of each request."),
         "req_pool_indices": tensor_arg(requests[:batch], "batch_size", description="The row of each request."),
         "kv_indptr": tensor_arg(starts, "len_indptr", description="Where each sequence's slots begin."),
-        "lengths": tensor_arg(lengths[:batch], "batch_size", description="How many slots are listed of each."),
+        "lengths": tensor_arg(lengths, "batch_size", description="How many slots are listed of each."),
         "slots": tensor_arg(slots, "num_kv_indices", description="What is there before."),
     }
     if first is not None:
@@ -129,18 +129,18 @@ SPLITS = """import torch
 def run(seq_lens):
     longest, shortest = int(seq_lens.max()), int(seq_lens.min())
     shortest = longest if longest * 8 < shortest * 10 else shortest
-    by_lengths = min(-(-longest // shortest), {most})
+    by_lengths = max(min(-(-longest // max(shortest, 1)), {most}), 1)
     doublings = torch.log2(torch.tensor(longest / 64.0)).clamp(min=1.0)
     by_processors = min(-(-int({processors} * doublings) // (len(seq_lens) * {blocks})), {most})
-    splits = [-(-seq_lens // -(-longest // count)) for count in (by_lengths, by_processors)]
-    return torch.maximum(*splits).to(torch.{dtype})
+    splits = [-(-seq_lens // max(-(-longest // count), 1)) for count in (by_lengths, by_processors)]
+    return torch.maximum(*splits).to(torch.{dtype}){uneven}
 """
+UNEVEN = ", torch.tensor([shortest < longest], dtype=torch.int32, device=seq_lens.device)"
 
 
 @family("kv_splits", "triton::get_num_kv_splits_triton")
 def kv_splits(call: Invocation) -> KernelInstance:
     """`seq_lens_ptr`, `num_kv_splits_ptr`: of each sequence its length and its parts; both may be longer."""
-    call.refuse("uneven_batch_ptr")
     sequences, heads, kv = (int(call.number(name)) for name in ("num_seq", "num_head", "num_kv_head"))
     lengths, splits = call.tensor("seq_lens_ptr"), call.tensor("num_kv_splits_ptr")
     if call.number("num_group") != 1 or min(len(lengths), len(splits)) < sequences:
@@ -148,14 +148,22 @@ def kv_splits(call: Invocation) -> KernelInstance:
     group = heads // kv
     blocks = heads if group == 1 else -(-heads // min(16, group))  # of one sequence
     most, processors = int(call.number("max_kv_splits")), int(call.number("device_core_count"))
+    outputs = {"num_kv_splits": lazy_arg(splits.dtype, ("batch_size",), lambda: splits[:sequences])}
+    if (uneven := call.optional("uneven_batch_ptr")) is not None:
+        text = "1 where the longest has at least a fourth more keys than the shortest."
+        outputs["uneven"] = lazy_arg("int32", ("num_flags",), lambda: uneven[:1].to(torch.int32), text)
     return KernelInstance(
-        name=f"kv_splits_h{heads}_kv{kv}_s{most}_sm{processors}",
+        name=f"kv_splits{'' if uneven is None else '_uneven'}_h{heads}_kv{kv}_s{most}_sm{processors}",
         op_type="kv_splits",
-        axes={"batch_size": None},
+        axes={"batch_size": None} | ({} if uneven is None else {"num_flags": 1}),
         inputs={"seq_lens": tensor_arg(lengths[:sequences], "batch_size", description="The length of each sequence.")},
-        outputs={"num_kv_splits": lazy_arg(splits.dtype, ("batch_size",), lambda: splits[:sequences])},
+        outputs=outputs,
         reference=SPLITS.format(
-            most=most, processors=processors, blocks=blocks, dtype=str(splits.dtype).removeprefix("torch.")
+            most=most,
+            processors=processors,
+            blocks=blocks,
+            dtype=dtype_name(splits.dtype),
+            uneven="" if uneven is None else UNEVEN,
         ),
         description=f"In how many parts the keys of each sequence are, on {processors} multiprocessors.",
         touched=lambda: total_bytes(lengths[:sequences], splits[:sequences]),

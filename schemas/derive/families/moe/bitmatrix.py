@@ -7,6 +7,8 @@ rows. ragged.py has what follows, blocks of rows.
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from kcap.schemas.derive.bound_call import BoundCall, Skip
@@ -175,7 +177,14 @@ def align_cost(inputs: CostInputs) -> Cost:
 
 def block_size(draft: WorkloadDraft) -> int:
     """How many tokens a block has, of a Definition that does not say so in an axis."""
-    return int(draft.definition.name.rpartition("_bs")[2])
+    return size_in(draft.definition.name)
+
+
+def size_in(definition_name: str) -> int:
+    """Of a block, by the word for it; other words may follow."""
+    found = re.search(r"_bs(\d+)", definition_name)
+    assert found is not None, definition_name
+    return int(found[1])
 
 
 @valid_input("topk_ids", op_types=("moe_align_rows",))

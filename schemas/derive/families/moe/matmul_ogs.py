@@ -302,10 +302,10 @@ class MatmulOgs(ReplayRule):
 
 def draw_rows(bound: BoundCall, counts_name: str) -> None:
     """Draw the experts of each token, and sort the rows by them."""
-    rows, experts, top_k = bound.spec("YPtr").shape[1], bound.spec(counts_name).shape[0], bound["N_EXPTS_ACT"]
+    rows, experts, top_k = bound.spec("YPtr").shape[-2], bound.spec(counts_name).shape[0], bound["N_EXPTS_ACT"]
     gathers_tokens = top_k is None and isinstance(bound["GatherIndx"], TensorSpec)
     if top_k is None:
-        top_k = rows // max(bound.spec("XPtr").shape[1], 1) if gathers_tokens else 1
+        top_k = rows // max(bound.spec("XPtr").shape[-2], 1) if gathers_tokens else 1
     if not isinstance(top_k, int) or not top_k or rows % top_k:
         raise Skip("no Sample holds the rows of its experts, nor is it known how many each token has")
     ids = drawn_experts(bound, rows // top_k, top_k, experts).flatten()

@@ -15,7 +15,7 @@ from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
 from kcap.schemas.derive.families.moe.align import drawn_experts
-from kcap.schemas.derive.families.moe.bitmatrix import BEFORE, LENGTH, require_integers
+from kcap.schemas.derive.families.moe.bitmatrix import BEFORE, LENGTH, require_integers, size_in
 from kcap.schemas.derive.index_arguments import set_zeros
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, lazy_arg, tensor_arg
@@ -129,7 +129,7 @@ def blocks_of(counts: torch.Tensor, shift: int) -> torch.Tensor:
 
 def first_shift(definition_name: str) -> int:
     """The exponent of the least size of blocks, which no axis has."""
-    return int(definition_name.rpartition("_bs")[2]).bit_length() - 1
+    return size_in(definition_name).bit_length() - 1
 
 
 @cost_function("moe_align_block_starts", "moe_align_blocks")

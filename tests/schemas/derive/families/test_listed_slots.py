@@ -226,7 +226,7 @@ def run_split(launcher: Launcher, **call: Any) -> None:
     )
 
 
-BATCHES = [([1], [1]), ([150, 3, 100], [4, 1, 2]), ([64, 0, 33], [2, 1, 4])]
+BATCHES = [([1], [1]), ([150, 3, 100], [4, 1, 2]), ([64, 0, 33], [2, 0, 4])]
 
 
 @pytest.mark.parametrize("cap", [0.0, 5.0])
@@ -314,9 +314,15 @@ def test_cost_constants_and_what_is_declined_of_a_decode():
     kernel = kernel_of(SPLIT, **call)
     constants = ("MIN_BLOCK_KV", "logit_cap", "xai_temperature_len", "BLOCK_N", "HAS_MLA", "PAGE_SIZE")
     assert launched("triton::_fwd_grouped_kernel_stage1", call, *constants).key == kernel.key
-    read, written = 43 * 2 * 32 * 4 + 2 * 8 * 32 * 4, 2 * 8 * (32 + 1) * 4
+    read, written = 43 * 2 * (32 + 32) * 4 + 2 * 8 * 32 * 4, 2 * 8 * (32 + 1) * 4
     assert cost_of(kernel) == Cost(read + written, read, kernel.flops(), "float32")
     assert cost_of_instance(kernel).bytes == read + written
+    shared = {**call, "kv_indices": torch.tensor([*range(40), 0, 1, 2])}
+    assert cost_of(kernel_of(SPLIT, **shared)).read == read - 3 * 2 * (32 + 32) * 4, "what two sequences share, once"
+    latent = cost_of(kernel_of(SPLIT, **decode(16, 1, 48, 32, [40, 3], [2, 1])))
+    assert latent.read == 43 * 48 * 4 + 2 * 16 * 48 * 4, "values are a part of the keys"
+    merged = kernel_of(MERGE, **merge(8, 32, [40, 3], [2, 1]))
+    assert cost_of(merged).bytes == cost_of_instance(merged).bytes == 2 * 8 * 32 * 4
     for change in (
         {"USE_FORCED": True},
         {"SCORE_MOD": "a function"},

@@ -92,13 +92,16 @@ def test_parts_are_as_many_as_sglangs(
     kernel = agrees(SPLITS, lambda **call: launcher[(1,)](**call, MAX_NUM_SEQ=64), **call)
     assert kernel.name == f"kv_splits_h{heads[0]}_kv{heads[1]}_s8_sm132"
     assert buffer[len(lengths) :].unique().tolist() == [77]
+    flag = {"uneven_batch_ptr": torch.full((1,), 7, dtype=torch.int32)}  # 0.5.23's
+    told = agrees(SPLITS, lambda **call: launcher[(1,)](**call, MAX_NUM_SEQ=64), **call, **flag)
+    assert told.name == f"kv_splits_uneven_h{heads[0]}_kv{heads[1]}_s8_sm132"
 
 
 def test_what_is_declined_of_the_parts() -> None:
     call = splits([5, 7])
     one = launched(SPLITS.removesuffix(".s01234567"), splits([5]), "num_seq", "num_group")
     assert one.name == kernel_of(SPLITS, **call).name and one.sizes()["batch_size"] == 1
-    for change in ({"num_group": 2}, {"uneven_batch_ptr": torch.ones(1)}, {"num_seq": 5}):
+    for change in ({"num_group": 2}, {"num_seq": 5}):
         assert declined(SPLITS, **{**call, **change}), change
 
 

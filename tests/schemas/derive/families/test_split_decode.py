@@ -178,11 +178,14 @@ def test_replay_cuts_the_cache_to_the_slots_in_use(operator):
     values = {
         "K_Buffer": cache,
         "V_Buffer": replace(cache, storage=2),
-        "kv_indptr": TensorSpec((3,), "int32", storage=3),
+        "Q": TensorSpec((2, 8, 128), "bfloat16"),
+        "kv_indptr": TensorSpec((4,), "int32", storage=3),
         "kv_indices": TensorSpec((9,), "int64", storage=4),
     }
+    if operator == "_fwd_kernel":
+        values["qo_indptr"] = TensorSpec((3,), "int32", storage=5)
     bound = BoundCall(operator, [Argument(name=name, value=value) for name, value in values.items()])
-    bound.set_content("kv_indptr", torch.tensor([0, 3, 5], dtype=torch.int32))
+    bound.set_content("kv_indptr", torch.tensor([0, 3, 5, 0], dtype=torch.int32))
     bound.set_content("kv_indices", torch.tensor([800, 7, 5, 7, 899, 3, 3, 3, 3]))
     apply_rule(bound, replay_rule_for(f"triton::{operator}"))
     assert bound.spec("K_Buffer").shape == bound.spec("V_Buffer").shape == (4, 8, 128)
