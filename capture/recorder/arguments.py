@@ -133,7 +133,7 @@ def describe(func: Any, args: Any, kwargs: Any, parent: str | None) -> Described
         value = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
         values.append((argument.name, value))
         described.append(_argument(argument, value, storages))
-    return Described(operator_name(schema), _does_work(schema), parent, described, values)
+    return Described(operator_name(schema), _does_work(func), parent, described, values)
 
 
 def operator_name(schema: Any) -> str:
@@ -169,7 +169,10 @@ def _argument(argument: Any, value: Any, storages: dict[int, int]) -> dict[str, 
 
 
 @cache
-def _does_work(schema: Any) -> bool:
+def _does_work(func: Any) -> bool:
+    if torch.Tag.inplace_view in func.tags:  # it changes a tensor's shape or strides
+        return False
+    schema = func._schema
     aliases = [argument.alias_info for argument in schema.arguments if argument.alias_info]
     written = any(alias.is_write for alias in aliases)
     view = bool(aliases) and not written and any(result.alias_info for result in schema.returns)

@@ -173,7 +173,8 @@ class Recording:
         return content
 
     def value(self, tensor: SampledTensor) -> Any:
-        """The sampled integer tensor as a torch tensor, or None where only its range was recorded."""
+        """The sampled integer tensor as a torch tensor, or None where only its range was recorded, or the Recording
+        was passed on without its values."""
         from safetensors.torch import load
 
         return self._value(tensor, load)
@@ -185,9 +186,10 @@ class Recording:
         return self._value(tensor, load)
 
     def _value(self, tensor: SampledTensor, read: Callable[[bytes], dict[str, Any]]) -> Any:
-        if tensor.file is None:
+        values = self.path / "values"
+        if tensor.file is None or not values.is_dir():
             return None
-        path = self.path / "values" / Path(tensor.file).name
+        path = values / Path(tensor.file).name
         try:
             return read(_unpacked(path))["value"]
         except Exception as error:

@@ -70,8 +70,6 @@ def _unknown(key: str, noun: str, numbers: Iterable[int | None], count: int) -> 
 
 def _values(recording: Recording, sample: Sample) -> list[str]:
     """The values that cannot be read. A Recording may be passed on without its values: then none is missed."""
-    if not (recording.path / "values").is_dir():
-        return []
     return [
         reason
         for key, tensor in sample.tensors.items()

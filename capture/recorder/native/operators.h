@@ -61,6 +61,12 @@ inline bool is_allocation(std::string_view base) {
   return names.count(base) > 0;
 }
 
+// Such as `aten::unsqueeze_`: its schema says that it writes, but what it changes is the tensor's shape or strides.
+inline bool is_inplace_view(const c10::FunctionSchema& schema) {
+  const auto handle = c10::Dispatcher::singleton().findSchema(schema.operator_name());
+  return handle && handle->hasTag(at::Tag::inplace_view);
+}
+
 // A view returns an alias of an argument and writes nothing. `reshape`, `to` and `contiguous` may copy: they are
 // decided from their arguments when the Recording is written.
 inline bool is_view(const c10::FunctionSchema& schema) {
@@ -231,7 +237,7 @@ class Operators {
     op.serial = static_cast<uint32_t>(all_.size());
     const std::string space = op.base_name.substr(0, op.base_name.find("::"));
     op.aten = space == "aten" || space == "prim" || space == "prims";
-    op.work = !(is_view(schema) || is_allocation(op.base_name));
+    op.work = !(is_view(schema) || is_inplace_view(schema) || is_allocation(op.base_name));
     op.autocast = autocast_kernels(schema);
     for (const auto& argument : schema.arguments()) {
       ArgumentInfo info;

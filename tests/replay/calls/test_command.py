@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -112,6 +113,16 @@ def test_recorded_indices_reach_the_operator(recorded: Write, values: Values) ->
     assert code == 1
     assert [c["status"] for c in calls_of(result)] == ["ok", "failed"]
     assert "index out of range" in str(calls_of(result)[1])
+
+
+def test_indices_of_a_recording_without_its_values_are_drawn(recorded: Write, values: Values) -> None:
+    embedding = call("aten::embedding", tensor(4, 2), tensor(2, dtype="int64", storage=1))
+    path = recorded([embedding], [Sample(call=0, phase="decode", tensors={"1": values([0, 4])})])
+    shutil.rmtree(path / "values")
+    code, result = outcome(path)
+    assert (code, [c["status"] for c in calls_of(result)]) == (0, ["ok"])
+    shown = subprocess.run([sys.executable, "-m", "kcap", "show", str(path)], capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
 
 
 @pytest.mark.parametrize("device", ["0", "cuda:", "gpu"])
