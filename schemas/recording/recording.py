@@ -90,7 +90,13 @@ class Recording:
 
     @cached_property
     def calls(self) -> list[Call]:
-        return list(_read_lines(self.path / "calls.jsonl", Call))
+        """FormatError, too, where they are not as many as were recorded: lines at the end are missing."""
+        path = self.path / "calls.jsonl"
+        calls = list(_read_lines(path, Call))
+        recorded = self.metadata.totals.get("calls", len(calls))
+        if len(calls) != recorded:
+            raise FormatError(str(path), f"has {len(calls)} of {recorded} calls: the Recording is damaged")
+        return calls
 
     @cached_property
     def programs(self) -> list[Program]:

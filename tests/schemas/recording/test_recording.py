@@ -329,6 +329,16 @@ def test_missing_table_says_damaged(recording: Path) -> None:
         _ = load(recording).steps
 
 
+def test_a_table_that_ends_too_soon_says_damaged(recording: Path) -> None:
+    whole = load(recording)
+    counted = whole.metadata.model_copy(update={"totals": {"calls": len(whole.calls)}})
+    write_recording(recording, counted, whole.calls)
+    assert len(load(recording).calls) == len(whole.calls)
+    (recording / "calls.jsonl").write_bytes(b"".join(call.line() for call in whole.calls[:1]))
+    with pytest.raises(FormatError, match=rf"calls.jsonl: has 1 of {len(whole.calls)} calls: the Recording is damaged"):
+        _ = load(recording).calls
+
+
 def test_recording_is_private_to_its_owner(recording: Path) -> None:
     assert stat.S_IMODE(recording.stat().st_mode) == 0o700
 
