@@ -126,7 +126,8 @@ def run_to_end(command: list[str], session: Session, at: RunControl, log: Path |
         end_children([child], at)
     if ended is not None:
         return ended
-    click.echo(f"kcap: {asked}: all that was started has ended", err=True)
+    follows = f"; {last_phase(session)}" if any_registered(session) else ""
+    click.echo(f"kcap: {asked}: all that was started has ended{follows}", err=True)
     return None
 
 

@@ -238,14 +238,17 @@ def run({arguments}):
 CACHED = ("num_pages", "page_size", "num_kv_heads")
 QUERIES = ("total_q", "num_qo_heads")
 NEW_KEYS = ("total_q", "num_kv_heads")
-SWITCHES = ("USE_CUSTOM_MASK", "STORE_LSE", "SKIP_PREFIX", "SKIP_EXTEND", "IDENTITY_KV_INDICES", "USE_FP8_PREFIX")
+SWITCHES = (
+    *("USE_CUSTOM_MASK", "STORE_LSE", "SKIP_PREFIX", "SKIP_EXTEND"),
+    *("IDENTITY_KV_INDICES", "USE_FP8_PREFIX", "USE_FP8_EXTEND"),
+)
 
 
 @family("attention_extend", "triton::_fwd_kernel")
 def extend(call: Invocation) -> KernelInstance:
     """`Q_Extend`: [tokens, heads, dim], `K_Extend`, `V_Extend`: [tokens, kv heads, dim], buffers: [slots, kv heads,
     dim]."""
-    refuse_unmodelled_slots(call, *SWITCHES, "USE_FP8_EXTEND")
+    refuse_unmodelled_slots(call, *SWITCHES)
     refuse_unless_one(call, "k_scale", "v_scale")
     q, k, v = (call.tensor(f"{name}_Extend") for name in "QKV")
     k_cache, v_cache = call.tensor("K_Buffer")[:, None], call.tensor("V_Buffer")[:, None]
