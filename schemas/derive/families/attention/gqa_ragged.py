@@ -32,7 +32,7 @@ from kcap.schemas.derive.families.attention.pages import PagedBatch, listed_slot
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, scalar_arg, tensor_arg
 
-REFERENCE = """import math
+HEAD = """import math
 
 import torch
 
@@ -43,7 +43,10 @@ def run({arguments}):
     assert q.shape[1:] == ({h}, {d})
     assert k.shape[1:] == ({kv}, {d}) and v.shape[1:] == ({kv}, {vo})
     output = torch.zeros((q.shape[0], {h}, {vo}), dtype=q.dtype, device=q.device)
-    lse = torch.full(q.shape[:2], -float("inf"), dtype=torch.float32, device=q.device)
+"""
+REFERENCE = (
+    HEAD
+    + """    lse = torch.full(q.shape[:2], -float("inf"), dtype=torch.float32, device=q.device)
     for b in range(qo_indptr.shape[0] - 1):
         rows = slice(int(qo_indptr[b]), int(qo_indptr[b + 1]))
         keys = slice(int(kv_indptr[b]), int(kv_indptr[b + 1]))
@@ -53,6 +56,7 @@ def run({arguments}):
         output[rows], lse[rows] = attend(q_b, k_b, v_b, sm_scale{more})
     return {returned}
 """
+)
 
 
 @dataclass(frozen=True)
@@ -213,18 +217,9 @@ def sequence_starts(heads: torch.Tensor) -> torch.Tensor:
     return torch.arange(heads.shape[0] + 1, dtype=torch.int32) * heads.shape[2]
 
 
-EXTEND = """import math
-
-import torch
-
-{attend}
-
-@torch.no_grad()
-def run({arguments}):
-    assert q.shape[1:] == ({h}, {d})
-    assert k.shape[1:] == ({kv}, {d}) and v.shape[1:] == ({kv}, {vo})
-    output = torch.zeros((q.shape[0], {h}, {vo}), dtype=q.dtype, device=q.device)
-    for b in range(qo_indptr.shape[0] - 1):
+EXTEND = (
+    HEAD
+    + """    for b in range(qo_indptr.shape[0] - 1):
         rows = slice(int(qo_indptr[b]), int(qo_indptr[b + 1]))
         pages = kv_indices[int(kv_indptr[b]) : int(kv_indptr[b + 1])].long()
         if rows.start == rows.stop:
@@ -234,6 +229,7 @@ def run({arguments}):
         output[rows], _ = attend(q[rows].to(torch.float32), k_b, v_b, sm_scale{more})
     return output
 """
+)
 
 CACHED = ("num_pages", "page_size", "num_kv_heads")
 QUERIES = ("total_q", "num_qo_heads")

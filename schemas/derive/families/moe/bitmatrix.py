@@ -15,11 +15,13 @@ from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
 from kcap.schemas.derive.families.moe.align import drawn_experts
+from kcap.schemas.derive.families.moe.fused import expert_ids
 from kcap.schemas.derive.families.moe.triton_kernels import in_rows, starts_by_block
 from kcap.schemas.derive.index_arguments import set_indices_below, set_zeros
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
+from kcap.schemas.flashinfer.definition import Definition
 
 COUNTS = """import torch
 
@@ -175,23 +177,18 @@ def align_cost(inputs: CostInputs) -> Cost:
     return inputs.cost(inputs.read(*(name for name in read if name in inputs)))
 
 
-def block_size(draft: WorkloadDraft) -> int:
-    """How many tokens a block has, of a Definition that does not say so in an axis."""
-    return size_in(draft.definition.name)
-
-
-def size_in(definition_name: str) -> int:
-    """Of a block, by the word for it; other words may follow."""
-    found = re.search(r"_bs(\d+)", definition_name)
-    assert found is not None, definition_name
+def block_size(definition: Definition) -> int:
+    """Of a block, which no axis says, by the word for it in the name; other words may follow."""
+    found = re.search(r"_bs(\d+)", definition.name)
+    assert found is not None, definition.name
     return int(found[1])
 
 
 @valid_input("topk_ids", op_types=("moe_align_rows",))
-def valid_ids(draft: WorkloadDraft, name: str) -> torch.Tensor:
+def valid_ids(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     """Other experts for each token, by rising number."""
-    (tokens, k), experts = draft.shape(name), draft.size("num_experts") or 1
-    return draft.reals(0.0, 1.0, (tokens, max(experts, k))).argsort(dim=-1)[:, :k].sort(dim=-1).values % experts
+    ids = expert_ids(draft, name)
+    return None if ids is None else ids.sort(dim=-1).values
 
 
 @valid_input("expert_starts", op_types=("moe_align_rows",))
@@ -204,7 +201,7 @@ def valid_expert_starts(draft: WorkloadDraft, name: str) -> torch.Tensor:
 @valid_input("block_starts", op_types=("moe_align_rows",))
 def valid_block_starts(draft: WorkloadDraft, name: str) -> torch.Tensor:
     blocks, columns = draft.shape(name)
-    return starts_by_block(draft["topk_ids"].cpu().long(), blocks, columns, block_size(draft))[1]
+    return starts_by_block(draft["topk_ids"].cpu().long(), blocks, columns, block_size(draft.definition))[1]
 
 
 @replay_rule("triton::_bitmatrix_metadata_compute_stage1")

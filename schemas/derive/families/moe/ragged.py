@@ -15,11 +15,13 @@ from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
 from kcap.schemas.derive.families.moe.align import drawn_experts
-from kcap.schemas.derive.families.moe.bitmatrix import BEFORE, LENGTH, require_integers, size_in
+from kcap.schemas.derive.families.moe.bitmatrix import BEFORE, LENGTH, block_size, require_integers
+from kcap.schemas.derive.families.moe.triton_kernels import blocks_of, starts_of_blocks
 from kcap.schemas.derive.index_arguments import set_zeros
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
+from kcap.schemas.flashinfer.definition import Definition
 
 STARTS = """import torch
 
@@ -122,21 +124,16 @@ def written_bytes(counts: torch.Tensor, sizes: int, first: int) -> int:
     return sum(4 * int(blocks_of(counts, first + i).sum()) for i in range(sizes))
 
 
-def blocks_of(counts: torch.Tensor, shift: int) -> torch.Tensor:
-    """How many blocks of 2 ** `shift` rows each expert has."""
-    return (counts + (1 << shift) - 1) >> shift
-
-
-def first_shift(definition_name: str) -> int:
-    """The exponent of the least size of blocks, which no axis has."""
-    return size_in(definition_name).bit_length() - 1
+def first_shift(definition: Definition) -> int:
+    """The exponent of the least size of blocks."""
+    return block_size(definition).bit_length() - 1
 
 
 @cost_function("moe_align_block_starts", "moe_align_blocks")
 def blocks_cost(inputs: CostInputs) -> Cost:
     if "block_starts" not in inputs:
         return inputs.cost(inputs.read("expert_counts"))
-    read, first = inputs.read("expert_counts", "block_starts"), first_shift(inputs.definition.name)
+    read, first = inputs.read("expert_counts", "block_starts"), first_shift(inputs.definition)
     written = written_bytes(inputs.index("expert_counts"), inputs.sizes["num_sizes"], first)
     return Cost(read + written, read, 0, inputs.dtype)
 
@@ -146,18 +143,13 @@ def valid_counts(draft: WorkloadDraft, name: str) -> torch.Tensor:
     """As many rows as have room in the schedule."""
     (experts,), blocks = draft.shape(name), draft.size("num_blocks") or 0
     zeros = torch.zeros(experts, dtype=torch.int64)
-    return draft.parts(blocks, zeros, zeros + blocks) << first_shift(draft.definition.name)
+    return draft.parts(blocks, zeros, zeros + blocks) << first_shift(draft.definition)
 
 
 @valid_input("block_starts", op_types=("moe_align_blocks",))
 def valid_block_starts(draft: WorkloadDraft, name: str) -> torch.Tensor:
-    first, counts = first_shift(draft.definition.name), draft["expert_counts"].cpu().long()
+    first, counts = first_shift(draft.definition), draft["expert_counts"].cpu().long()
     return starts_of_blocks(counts, range(first, first + draft.shape(name)[0]))
-
-
-def starts_of_blocks(counts: torch.Tensor, shifts: range) -> torch.Tensor:
-    """The blocks of each size before each expert's, and all: int64 [shifts, experts + 1]."""
-    return torch.stack([torch.nn.functional.pad(blocks_of(counts, s).cumsum(0), (1, 0)) for s in shifts])
 
 
 @replay_rule("triton::_ragged_tensor_metadata_memset", "triton::_ragged_tensor_metadata_compute")

@@ -227,12 +227,11 @@ class RoutingCompute(ReplayRule):
             raise Skip(f"its partial histograms are not of {HISTOGRAM_ROWS} tokens each")
         counts, block_starts = starts_by_block(ids, partial[0], experts, HISTOGRAM_ROWS)
         first = bound.integer("first_tile_dim_log2")
-        sizes = torch.stack([-(-counts // (1 << (first + i))) for i in range(tiles[0])])
+        starts = starts_of_blocks(counts, range(first, first + tiles[0]))
         bound.set_content("ExptIndx", ids)
         bound.set_content("Hist", counts)
         bound.set_content("TokensStart", counts.cumsum(0) - counts)
         bound.set_content("PartialOffs", torch.nn.functional.pad(block_starts, (0, partial[1] - experts)))
-        starts = torch.nn.functional.pad(sizes.cumsum(1), (1, 0))
         bound.set_content("MDTileStarts", starts[:, : tiles[1]])
         set_zeros(bound, "GatherIndx", "ScatterIndx", "MDTileInfo")
 
@@ -246,3 +245,13 @@ def starts_by_block(ids: torch.Tensor, blocks: int, experts: int, size: int) -> 
     counts = torch.zeros(blocks, experts, dtype=torch.int64)
     counts.index_add_(0, torch.arange(len(ids)) // size, chosen[:, :experts])
     return counts.sum(dim=0), counts.cumsum(dim=0) - counts
+
+
+def starts_of_blocks(counts: torch.Tensor, shifts: range) -> torch.Tensor:
+    """The blocks of each size before each expert's, and all: int64 [shifts, experts + 1]."""
+    return torch.stack([torch.nn.functional.pad(blocks_of(counts, s).cumsum(0), (1, 0)) for s in shifts])
+
+
+def blocks_of(counts: torch.Tensor, shift: int) -> torch.Tensor:
+    """How many blocks of 2 ** `shift` rows each expert has."""
+    return (counts + (1 << shift) - 1) >> shift
