@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+BEFORE = "What is there before."  # of a tensor that is written in parts
+FOR_ITS_LENGTH = "For its length: it is written only."
+
 AXES = {
     "M": "Rows of A and of the product.",
     "N": "Columns of the product.",

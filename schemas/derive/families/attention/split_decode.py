@@ -29,6 +29,7 @@ from kcap.schemas.derive.families.attention.replay_rules import use_dense_pages,
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, scalar_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
+from kcap.schemas.flashinfer.descriptions import BEFORE
 
 SPLIT = """import torch
 
@@ -84,7 +85,6 @@ PARTIAL_DESCRIPTION = "Of each part of the keys the output, then its natural log
 OUTPUTS, LSES = (*PARTIAL[:3], "vo_dim"), PARTIAL[:3]
 OUTPUTS_DESCRIPTION = "Of each part of the keys the output; an empty part has none."
 LSES_DESCRIPTION = "Of each part of the keys the natural log-sum-exp; an empty part has none."
-BEFORE = "What is there before."
 CACHE = ("num_pages", "page_size", "num_kv_heads")
 CONSTRAINTS = ("partial_size == vo_dim + 1",)
 

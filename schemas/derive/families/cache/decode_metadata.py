@@ -16,6 +16,7 @@ from kcap.schemas.derive.index_arguments import bytes_without_unread_rows, cut_t
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, LazyValue, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
+from kcap.schemas.flashinfer.descriptions import FOR_ITS_LENGTH
 from kcap.schemas.recording.values import TensorSpec
 
 REFERENCE = """import torch
@@ -66,9 +67,7 @@ def decode_metadata(call: Invocation) -> KernelInstance:
         axes["num_slots"] = None
         slots = call.tensor("full_to_swa_index_mapping")
         inputs["swa_slots"] = tensor_arg(slots, "num_slots", description="The slot in the other cache of each slot.")
-    inputs["cu_seqlens_k"] = tensor_arg(
-        starts[: batch + 1], "len_indptr", description="For its length: it is written only."
-    )
+    inputs["cu_seqlens_k"] = tensor_arg(starts[: batch + 1], "len_indptr", description=FOR_ITS_LENGTH)
     for name, tensor in written.items():
         inputs[name] = tensor_arg(tensor, "num_rows", "max_num_pages", description="Pages of each sequence.")
     outputs = {

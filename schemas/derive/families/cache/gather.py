@@ -16,6 +16,7 @@ from kcap.schemas.derive.index_arguments import renumber_densely, shrink_caches,
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, require_values
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
+from kcap.schemas.flashinfer.descriptions import BEFORE
 from kcap.schemas.recording.values import TensorSpec
 
 REFERENCE = """import torch
@@ -50,7 +51,7 @@ def gather(call: Invocation) -> KernelInstance:
     page_size, d = cache.shape[1:]
     inputs = {
         "src_cache": tensor_arg(cache, "num_pages", "page_size", "head_dim_kv"),
-        "workspace": tensor_arg(workspace, *ROWS, description="What is there before."),
+        "workspace": tensor_arg(workspace, *ROWS, description=BEFORE),
         "block_table": tensor_arg(call.tensor("block_table")[:sequences], *TABLE),
         "cu_seq_lens": tensor_arg(starts, "len_indptr", description="Where each sequence's rows begin."),
     }

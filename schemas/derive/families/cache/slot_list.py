@@ -17,6 +17,7 @@ from kcap.schemas.derive.index_arguments import set_zeros
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, dtype_name, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
+from kcap.schemas.flashinfer.descriptions import BEFORE
 
 LIST = """import torch
 
@@ -53,7 +54,7 @@ def slot_list(call: Invocation) -> KernelInstance:
         "req_pool_indices": tensor_arg(requests[:batch], "batch_size", description="The row of each request."),
         "kv_indptr": tensor_arg(starts, "len_indptr", description="Where each sequence's slots begin."),
         "lengths": tensor_arg(lengths, "batch_size", description="How many slots are listed of each."),
-        "slots": tensor_arg(slots, "num_kv_indices", description="What is there before."),
+        "slots": tensor_arg(slots, "num_kv_indices", description=BEFORE),
     }
     if first is not None:
         inputs["first"] = tensor_arg(first[:batch], "batch_size", description="The first token that is listed.")

@@ -26,6 +26,7 @@ from kcap.schemas.derive.kernel import (
     tensor_arg,
 )
 from kcap.schemas.derive.workload_draft import WorkloadDraft
+from kcap.schemas.flashinfer.descriptions import BEFORE
 
 ROWS = """    begins, counts = lora_token_start_loc.tolist(), num_tokens_per_lora.tolist()
     for lora, start, count in zip(lora_ids.tolist(), begins, counts):
@@ -162,7 +163,7 @@ def expand(call: Invocation) -> KernelInstance:
     inputs = {
         "shrunk": tensor_arg(x, *SHRUNK),
         "lora_b": lora_b,
-        "output": tensor_arg(out, "num_tokens", "output_size", description="What is there before."),
+        "output": tensor_arg(out, "num_tokens", "output_size", description=BEFORE),
         **index_inputs(call),
     }
     words = ("_add" if adds else "") + abbreviate(out.dtype, torch.bfloat16) + abbreviate(x.dtype, torch.float32)

@@ -17,6 +17,7 @@ from kcap.schemas.derive.families import ReplayRule, family, replay_rule
 from kcap.schemas.derive.index_arguments import set_indices_below, set_zeros
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
+from kcap.schemas.flashinfer.descriptions import FOR_ITS_LENGTH
 
 REFERENCE = """import torch
 
@@ -84,8 +85,8 @@ def align_instance(call: Invocation, e: int, filtered: bool) -> KernelInstance:
         },
         inputs={
             "topk_ids": tensor_arg(ids, "seq_len", "top_k", description=OTHER_RANKS if filtered else None),
-            "sorted_token_ids": tensor_arg(tokens, "num_sorted", description="For its length: it is written only."),
-            "expert_ids": tensor_arg(experts, "num_blocks", description="For its length: it is written only."),
+            "sorted_token_ids": tensor_arg(tokens, "num_sorted", description=FOR_ITS_LENGTH),
+            "expert_ids": tensor_arg(experts, "num_blocks", description=FOR_ITS_LENGTH),
         },
         outputs={
             "sorted_token_ids_out": lazy_arg(

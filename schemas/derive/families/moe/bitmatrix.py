@@ -22,6 +22,7 @@ from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
 from kcap.schemas.flashinfer.definition import Definition
+from kcap.schemas.flashinfer.descriptions import BEFORE, FOR_ITS_LENGTH
 
 COUNTS = """import torch
 
@@ -63,7 +64,6 @@ def run(topk_ids, block_starts, expert_starts, sorted_slots, slot_rows):
     slot_rows_out[slots] = rows.to(torch.int32)
     return sorted_slots_out, slot_rows_out
 """
-BEFORE, LENGTH = "What is there before.", "For its length: it is written only."
 
 
 def require_integers(*tensors: torch.Tensor) -> None:
@@ -89,7 +89,7 @@ def count_tokens(call: Invocation) -> KernelInstance:
         inputs={
             "expert_bits": lazy_arg("int32", ("seq_len", "num_words"), lambda: in_rows(bits), "32 experts to a word."),
             "expert_counts": tensor_arg(out, "num_experts", description=BEFORE),
-            "block_counts": tensor_arg(partial, "num_blocks", "num_experts", description=LENGTH),
+            "block_counts": tensor_arg(partial, "num_blocks", "num_experts", description=FOR_ITS_LENGTH),
         },
         outputs={
             "expert_counts_out": lazy_arg("int32", ("num_experts",), lambda: out),
@@ -118,7 +118,7 @@ def starts_of_counts(call: Invocation) -> KernelInstance:
         inputs={
             "expert_counts": tensor_arg(counts, "num_experts", description="The tokens of each expert."),
             "block_counts": tensor_arg(partial, *cells, description="The tokens of each expert in each block of them."),
-            "slots": tensor_arg(slots, "num_slots", description=LENGTH),
+            "slots": tensor_arg(slots, "num_slots", description=FOR_ITS_LENGTH),
         },
         outputs={
             "block_starts": lazy_arg("int32", cells, lambda: partial, "How many of each expert are in blocks before."),

@@ -15,13 +15,14 @@ from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
 from kcap.schemas.derive.families.moe.align import drawn_experts
-from kcap.schemas.derive.families.moe.bitmatrix import BEFORE, LENGTH, block_size, require_integers
+from kcap.schemas.derive.families.moe.bitmatrix import block_size, require_integers
 from kcap.schemas.derive.families.moe.triton_kernels import blocks_of, starts_of_blocks
 from kcap.schemas.derive.index_arguments import set_zeros
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
 from kcap.schemas.flashinfer.definition import Definition
+from kcap.schemas.flashinfer.descriptions import BEFORE, FOR_ITS_LENGTH
 
 STARTS = """import torch
 
@@ -72,7 +73,7 @@ def block_starts(call: Invocation) -> KernelInstance:
         },
         inputs={
             "expert_counts": tensor_arg(counts, "num_experts", description=COUNTED),
-            "block_schedule": tensor_arg(schedule, *SCHEDULES, description=LENGTH),
+            "block_schedule": tensor_arg(schedule, *SCHEDULES, description=FOR_ITS_LENGTH),
         },
         outputs={
             "block_starts": lazy_arg(
