@@ -6,12 +6,13 @@ Parts, in this order:
 
 - `tensor`, `nccl`: Llama-3.1-8B's configuration, tensor parallel over N ranks (4 where there are as many GPUs, else 2),
   with vLLM's custom all-reduce and without; `experts`: Qwen3-30B-A3B's with its experts spread over them; `pipeline`,
-  `data`, `data-experts`: two stages, and two replicas of each model; `sglang-tensor`, `sglang-data-attention`: the same
-  Llama in SGLang, and Qwen3-30B-A3B with attention in data parallel and experts in tensor parallel over two ranks. Of
-  each rank what the architecture says (`ranks.py`), the share of GPU time that is explained, and the collectives with
-  their group and bytes.
+  `data`, `data-experts`: two stages, and two replicas of each model; `sglang-tensor`, `sglang-nccl`,
+  `sglang-data-attention`: the same Llama in SGLang, with its custom all-reduce and without, and Qwen3-30B-A3B with
+  attention in data parallel and experts in tensor parallel over two ranks. Of each rank what the architecture says
+  (`ranks.py`), the share of GPU time that is explained, and the collectives with their group and bytes.
 - `overhead`: throughput with and without recording, in alternating pairs, of the engine of `tensor`, here with all of
-  the model's layers: with few of them runs without recording differ by a fifth
+  the model's layers: with few of them runs without recording differ by a fifth; `sglang-overhead`: SGLang's steps,
+  recorded and not
 - `fused`, only where asked for: the engine of `tensor` with FlashInfer's kernel of an all-reduce with its norm, which
   vLLM would use on Hopper and compiles for minutes at the first start (`--patience 500`): recorded, replayed, verified
 - `replay`: collectives timed as a group, a rank's Programs with theirs, and how far they are from the engine
@@ -50,15 +51,22 @@ import torch
 from apply import chosen, examples_of, references_of
 from check import ended, median, run, tried
 from counts import Check, end_with
-from ranks import REDUCED_ALONE, Setup, check_coverage, check_ranks, interpreter, setups, totals
+from ranks import (
+    REDUCED_ALONE,
+    TINY,
+    Setup,
+    check_applied,
+    check_collectives,
+    check_coverage,
+    check_programs,
+    check_ranks,
+    interpreter,
+    setups,
+)
 
 import kcap
 from kcap.errors import DONE, PARTIAL
-from kcap.schemas.recording.recording import Recording
-from kcap.schemas.recording.values import Group
-from kcap.schemas.results.measurement import read_measurements, read_program_measurements
 from kcap.schemas.results.outcome import Outcome, read_outcomes, read_reference_checks
-from kcap.schemas.results.plan import NAMESPACE
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 QUIET = {
@@ -83,8 +91,9 @@ class Parts:
         self.asked = asked
         self.setups = setups(ranks, gpus > 0)
         recordings = {name: partial(self.recorded, name) for name in self.setups}
-        others = (self.overhead, self.replay, self.verify, self.bench, self.ray, self.apply)
-        self.all: dict[str, Callable[[], list[Check]]] = recordings | {part.__name__: part for part in others}
+        others = {"overhead": self.overhead, "sglang-overhead": self.sglang_overhead}
+        others |= {part.__name__: part for part in (self.replay, self.verify, self.bench, self.ray, self.apply)}
+        self.all: dict[str, Callable[[], list[Check]]] = recordings | others
         if "fused" in recordings:
             self.all["fused"] = self.fused
         self.tensor = output / "tensor.kcap"
@@ -101,9 +110,8 @@ class Parts:
         path, setup, rows = self.output / f"{name}.kcap", self.setups[name], []
         if not (path / "recording.json").is_file():
             python = interpreter(setup.framework, self.gpus > 0)
-            if self.run(*python, "-c", LACKS.format(setup.framework.lower())).returncode:
-                missing = f"not tried: {python[-1]} has no {setup.framework}"
-                return [Check("record", missing, name not in self.asked)]
+            if missing := self.missing(name, setup.framework):
+                return missing
             done = self.run(*python, "-m", "kcap", "record", *self.recording(setup, path))
             path.with_suffix(".log").write_text(done.stdout + done.stderr)
             rows = [Check("record", f"status {done.returncode}", done.returncode == 0)]
@@ -111,6 +119,13 @@ class Parts:
             return rows
         recording = kcap.load(path)
         return [*rows, *check_ranks(recording, setup), *(check_coverage(recording) if self.gpus else [])]
+
+    def missing(self, part: str, framework: str) -> list[Check]:
+        """A line, where the interpreter of a part lacks the engine."""
+        python = interpreter(framework, self.gpus > 0)
+        if not self.run(*python, "-c", LACKS.format(framework.lower())).returncode:
+            return []
+        return [Check("record", f"not tried: {python[-1]} has no {framework}", part not in self.asked)]
 
     def recording(self, setup: Setup, path: Path, *more: object) -> list[object]:
         """The words of `kcap record`."""
@@ -138,6 +153,15 @@ class Parts:
         done = self.run(sys.executable, SCRIPTS / "gpu/overhead.py", *words)
         said = [line.split(": ", 1)[1] for line in done.stdout.splitlines() if line.startswith("throughput")]
         return ended("ended", done, [Check("loss", text, not self.gpus or median(text) <= MOST_LOSS) for text in said])
+
+    def sglang_overhead(self) -> list[Check]:
+        if missing := self.missing("sglang-overhead", "SGLang"):
+            return missing
+        words: list[object] = ["--ranks", self.ranks, "--most", 100 * MOST_LOSS if self.gpus else 100]
+        words += [] if self.gpus else ["--model", TINY, "--batch", 2, "--steps", 90]
+        done = self.run(*interpreter("SGLang", self.gpus > 0), SCRIPTS / "gpu/sglang_overhead.py", *words)
+        said = [line.strip() for line in done.stdout.splitlines() if "throughput lost" in line]
+        return ended("ended", done, [Check("loss", text, done.returncode == 0) for text in said])
 
     def fused(self) -> list[Check]:
         path = self.output / "fused.kcap"
@@ -279,40 +303,6 @@ class Parts:
         return (
             [*rows, *check_applied(kcap.load(applied), setup.ranks)] if (applied / "recording.json").is_file() else rows
         )
-
-
-def check_collectives(measured: Path, ranks: int) -> list[Check]:
-    """Each collective that was replayed, by as many processes as its group had."""
-    rows = []
-    for one in read_measurements(measured):
-        if any(isinstance(argument.value, Group) for argument in one.args):
-            text = one.reason or ""
-            if one.median_us is not None:
-                text = (
-                    f"{one.median_us:.1f} us by {one.ranks} ranks, {one.method}, waited {one.waited_us or 0.0:.1f} us"
-                )
-            rows.append(
-                Check(f"{one.operator} {one.bytes or 0:,} bytes", text, one.status == "ok" and one.ranks == ranks)
-            )
-    return rows or [Check("collectives", "none was replayed", False)]
-
-
-def check_programs(measured: Path, ranks: int) -> list[Check]:
-    rows = []
-    for one in read_program_measurements(measured):
-        text = (
-            one.reason
-            or f"{one.median_us or 0.0:.1f} us by {one.ranks} ranks, which waited {one.waited_us or 0.0:.1f} us"
-        )
-        text += f"; {one.left_out} of {one.left_out + one.replayed} left out" if one.left_out else ""
-        rows.append(Check(f"Program {one.program}", text, one.status == "ok" and one.ranks == ranks))
-    return rows or [Check("Programs", "none was replayed", False)]
-
-
-def check_applied(recording: Recording, ranks: int) -> list[Check]:
-    found = totals(recording.calls, lambda call: "solutions" if call.namespace == NAMESPACE else None)
-    counts = [found[rank]["solutions"] for rank in range(ranks)]
-    return [Check("Solutions that ran, by rank", str(counts), counts[0] > 0 and len(set(counts)) == 1)]
 
 
 def once(outcomes: Sequence[Outcome]) -> bool:

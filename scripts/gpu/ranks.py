@@ -1,4 +1,4 @@
-"""Engines of several ranks: how `parallel.py` starts them, and what each of their ranks must have run."""
+"""Engines of several ranks: how `parallel.py` starts them, what each rank must have run, and the group's replays."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from check import ROOT, SGLANG, sglang_python
 from counts import LEAST_SHARE, Check, base
 
 from kcap.schemas.recording.recording import Call, Recording
+from kcap.schemas.recording.values import Group
 from kcap.schemas.results import coverage
+from kcap.schemas.results.measurement import read_measurements, read_program_measurements
+from kcap.schemas.results.plan import NAMESPACE
 
 LLAMA, MOE, TINY = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "kcap/tiny-llama"
 KINDS = {  # of kernels, by operator without its overload
@@ -90,7 +94,7 @@ def setups(ranks: int, gpu: bool) -> dict[str, Setup]:
         "fused": Setup(dense, layers, ranks, whole | reduced, (tensor,), fused=True),
         **sglang_setups(dense, layers, ranks, gpu),
     }
-    gpu_only = ("nccl", "fused", "data-experts", "sglang-data-attention")
+    gpu_only = ("nccl", "fused", "data-experts", "sglang-nccl", "sglang-data-attention")
     return every if gpu else {name: setup for name, setup in every.items() if name not in gpu_only}
 
 
@@ -107,6 +111,9 @@ def sglang_setups(dense: str, layers: int, ranks: int, gpu: bool) -> dict[str, S
     apart = ("tp_size=2", "dp_size=2", "enable_dp_attention=true", "moe_runner_backend=triton")
     return {
         "sglang-tensor": Setup(dense, layers, ranks, tensor, (f"tp_size={ranks}",), framework="SGLang"),
+        "sglang-nccl": Setup(
+            dense, layers, ranks, tensor, (f"tp_size={ranks}", "disable_custom_all_reduce=true"), framework="SGLang"
+        ),
         "sglang-data-attention": Setup(MOE, layers, 2, data, apart, framework="SGLang"),
     }
 
@@ -182,3 +189,37 @@ def check_coverage(recording: Recording) -> list[Check]:
         times[step.rank] = [explained + step.explained_us, whole + step.gpu_us]
     shares = {rank: explained / whole if whole else 0.0 for rank, (explained, whole) in times.items()}
     return [Check(f"GPU time of rank {rank}", f"{share:.2%}", share >= LEAST_SHARE) for rank, share in shares.items()]
+
+
+def check_collectives(measured: Path, ranks: int) -> list[Check]:
+    """Each collective that was replayed, by as many processes as its group had."""
+    rows = []
+    for one in read_measurements(measured):
+        if any(isinstance(argument.value, Group) for argument in one.args):
+            text = one.reason or ""
+            if one.median_us is not None:
+                text = (
+                    f"{one.median_us:.1f} us by {one.ranks} ranks, {one.method}, waited {one.waited_us or 0.0:.1f} us"
+                )
+            rows.append(
+                Check(f"{one.operator} {one.bytes or 0:,} bytes", text, one.status == "ok" and one.ranks == ranks)
+            )
+    return rows or [Check("collectives", "none was replayed", False)]
+
+
+def check_programs(measured: Path, ranks: int) -> list[Check]:
+    rows = []
+    for one in read_program_measurements(measured):
+        text = (
+            one.reason
+            or f"{one.median_us or 0.0:.1f} us by {one.ranks} ranks, which waited {one.waited_us or 0.0:.1f} us"
+        )
+        text += f"; {one.left_out} of {one.left_out + one.replayed} left out" if one.left_out else ""
+        rows.append(Check(f"Program {one.program}", text, one.status == "ok" and one.ranks == ranks))
+    return rows or [Check("Programs", "none was replayed", False)]
+
+
+def check_applied(recording: Recording, ranks: int) -> list[Check]:
+    found = totals(recording.calls, lambda call: "solutions" if call.namespace == NAMESPACE else None)
+    counts = [found[rank]["solutions"] for rank in range(ranks)]
+    return [Check("Solutions that ran, by rank", str(counts), counts[0] > 0 and len(set(counts)) == 1)]

@@ -1,16 +1,19 @@
 """What recording costs a decode step of SGLang: recorded and unrecorded steps take turns in one scheduler.
 
     python scripts/gpu/sglang_overhead.py [--model meta-llama/Llama-3.1-8B] [--backend triton] [--batch 16] [--steps N]
+                                          [--ranks N]
 
-A draw decides for each run of steps whether it is recorded, not recorded, or not recorded again (the control). SGLang
-schedules a step while the last one runs, so the first steps of a run are left out. A step that is not recorded does not
-come to kcap at all. Prints the median step of each and the throughput loss; exits with 1 where that is over --most.
-Needs the interpreter of an environment with SGLang and kcap; runs on a CPU, too (`--model kcap/tiny-llama`).
+A draw decides for each run of steps whether it is recorded, not recorded, or not recorded again (the control); ranks of
+tensor parallelism draw alike, and the first one's steps are timed, which end when all have. SGLang schedules a step
+while the last one runs, so the first steps of a run are left out. A step that is not recorded does not come to kcap at
+all. Prints the median step of each and the throughput loss; exits with 1 where that is over --most. Needs the
+interpreter of an environment with SGLang and kcap; runs on a CPU, too (`--model kcap/tiny-llama`).
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import random
@@ -85,7 +88,8 @@ def run_scheduler(*args: Any, **kwargs: Any) -> Any:
     adapter.hook(window)
     from sglang.srt.managers import scheduler
 
-    Turns(window, settings["batch"], Path(settings["output"])).install(scheduler.Scheduler)
+    rank = inspect.signature(scheduler.run_scheduler_process).bind(*args, **kwargs).arguments["tp_rank"]
+    Turns(window, settings["batch"], Path(settings["output"]).with_suffix(f".{rank}")).install(scheduler.Scheduler)
     return scheduler.run_scheduler_process(*args, **kwargs)
 
 
@@ -100,7 +104,7 @@ def serve(args: argparse.Namespace) -> str:
     prompts = [[(7 * i + j) % 1000 + 3 for j in range(PROMPT)] for i in range(args.batch)]
     given: dict[str, Any] = {"disable_radix_cache": True, "sampling_backend": "pytorch", "mem_fraction_static": 0.6}
     machine = of_this_machine(Workload(args.batch, PROMPT, tokens))
-    given = {"attention_backend": args.backend} | given | machine
+    given = {"attention_backend": args.backend, "tp_size": args.ranks} | given | machine
     start = Start(find_model(args.model, "dummy"), "dummy", None, False, given, PROMPT + tokens)
     engine = Measured(**adapter.arguments(start))
     for _ in range(3):
@@ -117,21 +121,22 @@ def main() -> None:
     parser.add_argument("--backend", default="triton", help="of attention, on a GPU")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--ranks", type=int, default=1, help="of tensor parallelism  [default: 1]")
     parser.add_argument("--most", type=float, default=1.0, help="per cent of throughput that may be lost  [default: 1]")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        shards, output = Path(directory) / "shards", Path(directory) / "times.json"
+        shards, output = Path(directory) / "shards", Path(directory) / "times"
         Session(str(shards), framework="SGLang").write()
         os.environ[SETTINGS] = json.dumps({"directory": str(shards), "batch": args.batch, "output": str(output)})
         backend = serve(args)
-        times = json.loads(output.read_text())
+        times = json.loads(output.with_suffix(".0").read_text())
         _, recorded = steps_so_far(shards)
     medians = {kind: statistics.median(times[kind]) * 1e3 for kind in KINDS}
     for kind, median in medians.items():
         print(f"{kind:8} {len(times[kind]):5} steps, median {median:.3f} ms")
     loss, control = (100 * (1 - medians["off"] / medians[kind]) for kind in ("on", "control"))
     passed = recorded >= len(times["on"]) > 0 and loss <= args.most
-    what = f"throughput lost, {backend}, batch {args.batch}"
+    what = f"throughput lost, {args.ranks} ranks, {backend}, batch {args.batch}"
     print(f"{mark(passed)}  {what}: {loss:.2f} %, A/A {control:.2f} %; {recorded} steps recorded")
     sys.exit(0 if passed else 1)
 
