@@ -159,8 +159,8 @@ class Parts:
             return missing
         words: list[object] = ["--ranks", self.ranks, "--most", 100 * MOST_LOSS if self.gpus else 100]
         words += [] if self.gpus else ["--model", TINY, "--batch", 2, "--steps", 90]
-        done = self.run(*interpreter("SGLang", self.gpus > 0), SCRIPTS / "gpu/sglang_overhead.py", *words)
-        said = [line.strip() for line in done.stdout.splitlines() if "throughput lost" in line]
+        done = self.run(*interpreter("SGLang", self.gpus > 0, script=True), SCRIPTS / "gpu/sglang_overhead.py", *words)
+        said = [line.split(": ", 1)[1] for line in done.stdout.splitlines() if "throughput lost" in line]
         return ended("ended", done, [Check("loss", text, done.returncode == 0) for text in said])
 
     def fused(self) -> list[Check]:

@@ -118,11 +118,13 @@ def sglang_setups(dense: str, layers: int, ranks: int, gpu: bool) -> dict[str, S
     }
 
 
-def interpreter(framework: str, gpu: bool) -> tuple[str, ...]:
-    """The words that start the Python which has the engine; SGLang's is another than vLLM's."""
+def interpreter(framework: str, gpu: bool, script: bool = False) -> tuple[str, ...]:
+    """The words that start the Python which has the engine; SGLang's is another than vLLM's. `script`: for one of
+    these, which imports what lies beside it."""
     if framework == "vLLM":
         return (sys.executable,)
-    return (*(() if gpu else ("env", f"PYTHONPATH={STUBS}", "PYTHONSAFEPATH=1")), sglang_python())
+    stubs = () if gpu else ("env", f"PYTHONPATH={STUBS}", *(() if script else ("PYTHONSAFEPATH=1",)))
+    return (*stubs, sglang_python())
 
 
 def totals(calls: Iterable[Call], of: Callable[[Call], str | None]) -> dict[int, Counter[str]]:
