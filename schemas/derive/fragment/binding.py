@@ -9,7 +9,7 @@ shapes and dtypes have to agree, and what more than one order fits is left open.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,7 +42,14 @@ class Nodes:
     @cached_property
     def input_buffers(self) -> dict[str, Layout | None]:
         """The buffers that the kernel reads and does not itself write before, in torch's order."""
-        return {name: layout for name, layout in self.fragment.reads.items() if name not in self.fragment.writes}
+        own = {*self.fragment.writes, *self._overwritten()}
+        return {name: layout for name, layout in self.fragment.reads.items() if name not in own}
+
+    def _overwritten(self) -> list[str]:
+        """Nodes that write to their argument, which no other operator takes."""
+        taken = Counter(name for operation in self.fragment.operations.values() for name in operation.refs())
+        copies = (self.fragment.operations[name] for name in self.copies)
+        return [copy.name for copy in copies if isinstance(to := copy.args[0], Ref) and taken[to.name] == 1]
 
     @cached_property
     def _aliases(self) -> dict[str, str]:
