@@ -67,6 +67,19 @@ def test_samples_hold_what_the_buffers_hold_at_the_replay_not_at_the_capture(kin
     assert [sample.step for sample in recording.samples] == [2, 0, 1]
 
 
+def test_samples_hold_where_a_graphs_tensors_begin_whose_values_nobody_keeps(kind: Any, record: Record) -> None:
+    def body(recorder: Any) -> None:
+        rows = torch.zeros(4, 4)
+        one, other = rows[:2], rows[2:]  # from these on it is known that its offsets drift
+        graph = captured(kind, lambda: (torch.relu(one), torch.relu(other), torch.relu(rows[3])))
+        with recorder.step("decode"):
+            graph.replay()
+
+    recording = record(body)
+    (alone,) = (call.id for call in recording.calls if getattr(call.args[0].value, "shape", ()) == (4,))
+    assert [(one.step, one.offsets) for one in recording.samples if one.call == alone] == [(0, {"0": 12})]
+
+
 def freed(buffer: torch.Tensor) -> list[torch.Tensor]:
     return []
 

@@ -86,7 +86,7 @@ void note_inputs(Capture& capture, Entry& e, const Call& call) {
     if (keep != Keep::nothing) add_inputs(sample, std::to_string(i), call.inputs[i], keep);
     if (i < 64 && (drifting >> i & 1)) put_offsets(sample.offsets, std::to_string(i), call.inputs[i]);
   }
-  if (!sample.inputs.empty()) capture.samples.push_back(std::move(sample));
+  if (!sample.inputs.empty() || !sample.offsets.empty()) capture.samples.push_back(std::move(sample));
 }
 
 void capture_call(Thread& t, Entry& e, const Call& call, bool sampled) {
@@ -236,7 +236,7 @@ bool sample_call(Thread& t, const GraphSample& from, size_t phase, int slot, Cop
   if (!from.offsets.empty()) sample.head += ",\"offsets\":{" + from.offsets + "}";
   for (const GraphInput& input : from.inputs)
     if (!add_graph_input(sample, input, copied)) { g->shard.header(hSamplesSkipped)++; return false; }
-  if (!sample.tensors.empty()) g->banks.add(std::move(sample));
+  if (!sample.tensors.empty() || !from.offsets.empty()) g->banks.add(std::move(sample));
   return true;
 }
 
