@@ -75,7 +75,7 @@ class Runner:
         torch.manual_seed(SEED)
         device, options = self.target.device, self.options
         clocks = read_clocks(device)
-        resolved = self.rebuilder.resolve(call, sample, trim_tables=True)
+        resolved = self.rebuilder.resolve(call, sample, timed=True)
         inputs = self.rebuilder.build(resolved)
         cost = cost_of_call(call, resolved)
         touched = touched_bytes(resolved, cost)

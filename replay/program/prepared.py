@@ -121,7 +121,7 @@ class PreparedCalls:
         return part
 
     def _build(self, part: PreparedCall, sample: Sample | None) -> None:
-        resolved = part.resolved = self.rebuilder.resolve(part.call, sample, trim_tables=True)
+        resolved = part.resolved = self.rebuilder.resolve(part.call, sample, timed=True)
         part.persistent = persistent_storages(resolved.bound, self.target)
         part.restored = restored_storages(resolved.operator, resolved.bound, resolved.rule, self.target)
         part.slots = self.activations.slots(resolved.bound, self.target, part.persistent)

@@ -77,18 +77,19 @@ class Rebuilder:
         self.launches = Launches(self.recording, trust)
         self.batches = StepBatches(self.recording)
 
-    def resolve(self, call: Call, sample: Sample | None, trim_tables: bool = False) -> ResolvedCall:
+    def resolve(self, call: Call, sample: Sample | None, timed: bool = False) -> ResolvedCall:
         """Every value of `call` on `sample`; Skip says why it cannot be rebuilt here.
 
-        `trim_tables`: of a table keep only the rows that it reads.
+        `timed`: it is to be timed, not to be compared: of a table it keeps only the rows that it reads, and rows that
+        several tokens write stay shared, as in the engine.
         """
         operator, rule = self._resolve_operator(call)
         bound = bind_call(call, sample, operator.schema, self._load)
-        bound.routing = self._routing
+        bound.routing, bound.timed = self._routing, timed
         name_arguments(bound, rule)
         self.batches.fill(bound, call, sample)
         rebuilt_args = apply_rule(bound, rule)
-        if trim_tables:
+        if timed:
             rule.trim_tables(bound)
         resolve_integers(bound)
         resolve_mask(bound)

@@ -34,7 +34,8 @@ class BoundCall:
     `contents` holds integer tensors' values (on the CPU, of the tensor's shape or of its leading part);
     `ranges` the smallest and largest value where only these were recorded. `constants`: a Triton kernel's constexprs.
     `routing`: for a number of experts how often each was chosen in a batch that was sampled, [experts].
-    `drawn`: the paths of contents that a rule drew where any bits are valid.
+    `drawn`: the paths of contents that a rule drew where any bits are valid. `timed`: it is rebuilt to be timed, not
+    to compare what it writes.
     """
 
     operator: str
@@ -44,6 +45,7 @@ class BoundCall:
     constants: Mapping[str, Value] = field(default_factory=dict)
     routing: Mapping[int, torch.Tensor] = field(default_factory=dict)
     drawn: set[str] = field(default_factory=set)
+    timed: bool = False
 
     @property
     def namespace(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -63,8 +65,10 @@ def test_tokens_that_pad_a_batch_have_slots_of_their_own(operator: str) -> None:
     table = {"cos_sin_cache": tensor(50, 128, storage=5), "positions": tensor(7, dtype="int64", storage=6)}
     one = bound(operator, [900_000, 0, 7, 0, 0, 900_001, 7], name, 7, **(table if name == "out_loc" else {}))
     one.set_content("positions", torch.arange(7))
+    as_timed = replace(one, args=list(one.args), contents=dict(one.contents), timed=True)
     assert prepared(one, name) == [2, 0, 1, 4, 5, 3, 6]
     assert one.spec("k_cache").shape[0] == 7
+    assert prepared(as_timed, name) == [2, 0, 1, 0, 0, 3, 1], "as in the engine, where they wait for one another"
 
 
 @pytest.mark.parametrize("slots", [[], None])

@@ -28,7 +28,7 @@ Write = Callable[..., Path]
 
 
 def cost(one: Call, sample: Sample | None = None, root: Path | None = None, cut: bool = True) -> Cost | None:
-    return cost_of_call(one, Rebuilder("cpu", "cpu", root).resolve(one, sample, trim_tables=cut))
+    return cost_of_call(one, Rebuilder("cpu", "cpu", root).resolve(one, sample, timed=cut))
 
 
 def of(operator: str, *values: Any, **more: Any) -> Cost | None:

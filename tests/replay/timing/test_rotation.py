@@ -26,7 +26,7 @@ RELU = call("aten::relu", tensor(1, 64))
 
 def made(of: Call, cache: Cache):
     rebuilder = Rebuilder("cpu", "cpu", None)
-    resolved = rebuilder.resolve(of, None, trim_tables=True)
+    resolved = rebuilder.resolve(of, None, timed=True)
     first = rebuilder.build(resolved)
     return first, rotation_of_call(
         cache, rebuilder, resolved, touched_bytes(resolved, cost_of_call(of, resolved)), first

@@ -41,15 +41,16 @@ def slots_in_use(bound: BoundCall, name: str, skipped: int, caches: tuple[str, .
     """Renumber the slots called `name` densely and cut the caches, of one row a page, down to them.
 
     `skipped`, where nothing is written, becomes slot 0, and no other slot does; negative: none is skipped. Without
-    recorded slots each token gets one of its own; so do tokens that share one, with which a graph pads a batch: any of
-    them may be written last.
+    recorded slots each token gets one of its own; so do tokens that share one, with which a graph pads a batch, where
+    what is written is compared: any of them may be written last.
     """
     spec, slots, first = bound.spec(name), bound.content(name), 1 if skipped >= 0 else 0
     if slots is None:
         slots = torch.arange(spec.numel).reshape(spec.shape) + skipped + 1
     if slots.numel() and int(slots.min()) < 0:
         raise Skip(f"its slots ({name}) are negative: the kernel would stop the GPU")
-    dense, rows = renumber_densely(unshared(torch.where(slots == skipped, -1, slots)))
+    slots = torch.where(slots == skipped, -1, slots)
+    dense, rows = renumber_densely(slots if bound.timed else unshared(slots))
     bound.set_content(name, torch.where(dense < 0, 0, dense + first))
     shrink_caches(bound, caches, rows + first)
 
