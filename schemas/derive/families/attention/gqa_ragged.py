@@ -4,12 +4,13 @@ Operators of the first are FlashInfer's wrapper and aten's attention, which enco
 another size than the keys. FlashAttention without a page table is ragged, too; gqa_paged.py recognizes its operators.
 
 attention_extend is SGLang's Triton prefill: of each sequence a list of slots of the cache, and new keys beside it, of
-which FlashInfer has no form.
+which FlashInfer has no form. Of latent attention it is mla_ragged, where nothing is cached: the cache holds latents.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -258,6 +259,10 @@ def extend(call: Invocation) -> KernelInstance:
         softcap=max(float(call.number("logit_cap")), 0.0),
         sinks=call.optional("sink_ptr"),
     )
+    if k_cache.shape[2:] != k.shape[1:] and not call.tensor("kv_indices").numel():  # it has latents, which none reads
+        starts, output = call.tensor("qo_indptr"), partial(call.tensor, "O_Extend")
+        scale = float(call.number("sm_scale"))
+        return ragged_attention(RaggedAttention(q, k, v, starts, starts, scale, output, variant=variant))
     (_, h, d), (_, kv, vo) = q.shape, v.shape
     pages = listed_slots(call.tensor("kv_indptr"), call.tensor("kv_indices"))
     batch = PagedBatch(len(q), pages, call.tensor("qo_indptr"), decode=False)

@@ -149,6 +149,19 @@ def test_extension_is_sglangs_kernel(launchers: dict[str, Launcher], kv: int, di
     assert kernel.op_type == "attention_extend" and kernel.name.endswith(f"_h8_kv{kv}_qk{dim}_vo{vo}")
 
 
+def test_an_extension_of_heads_beside_cached_latents_reads_none_of_them(launchers: dict[str, Launcher]):
+    """As DeepSeek's first prefill: keys of each head are new, and the cache has one latent for all."""
+    call = extension(8, 8, 48, 32, [0, 0, 0], [3, 17, 1])
+    latents = randn(SLOTS, 1, 80, dtype=torch.float32, seed=1)
+    call |= {"K_Buffer": latents, "V_Buffer": latents[..., :64], "kv_indices": torch.zeros(0, dtype=torch.int64)}
+    kernel = agrees(EXTEND, lambda **call: run_extension(launchers["_fwd_kernel"], **call), **call)
+    assert kernel.op_type == "mla_ragged" and kernel.name == "mla_ragged_prefill_causal_nolse_fp32_h8_qk48_vo32"
+    assert [arg.get().tolist() for arg in (kernel.inputs["qo_indptr"], kernel.inputs["kv_indptr"])] == 2 * [
+        [0, 3, 20, 21]
+    ]
+    declined(EXTEND, **call | {"kv_indices": torch.zeros(4, dtype=torch.int64)})
+
+
 def test_what_an_extension_is_called_and_what_is_declined():
     sinks = randn(8, dtype=torch.float32)
     call = extension(8, 2, 32, 32, [4], [2], SLIDING_WINDOW_SIZE=9, logit_cap=5.0, sink_ptr=sinks)
