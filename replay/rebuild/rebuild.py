@@ -30,7 +30,8 @@ from kcap.replay.rebuild.memory import (
 )
 from kcap.replay.rebuild.operators import Operator, resolve_operator
 from kcap.schemas.derive import bound_call, families
-from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, bind_call
+from kcap.schemas.derive.bound_call import RANDOM_BLOCK, BoundCall, Inputs, Skip, bind_call
+from kcap.schemas.derive.invocation import torch_dtype
 from kcap.schemas.recording.recording import Argument, Call, Sample, SampledTensor, load
 from kcap.schemas.recording.values import Group, Opaque, TensorSpec
 
@@ -307,11 +308,20 @@ def draw_indices(bound: BoundCall, path: str, spec: TensorSpec, argument: Argume
     shape = compact_shape(spec)
     writes = bound.base in WRITES_BY_INDEX and limit_of(bound, path, argument.name) is not None
     if not writes or bound["accumulate"] or bound["reduce"]:  # then none is lost, in any order
-        bound.contents[path] = torch.randint(low, high + 1, shape)
+        bound.contents[path] = draw_numbers(low, high, shape, spec.dtype)
     elif bound.base == "scatter" and shape:
         bound.contents[path] = draw_distinct(low, high, shape, bound.integer("dim"))
     else:
         bound.contents[path] = draw_distinct(low, high, (math.prod(shape),)).reshape(shape)
+
+
+def draw_numbers(low: int, high: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    """Of many, those of one block again and again: hundreds of megabytes of packed weights would take seconds."""
+    size = math.prod(shape)
+    block = torch.randint(
+        low, high + 1, (min(size, RANDOM_BLOCK),), dtype=torch_dtype(dtype) if dtype in DATA_DTYPES else torch.int64
+    )
+    return block.repeat(-(-size // max(len(block), 1)))[:size].reshape(shape)
 
 
 def draw_distinct(low: int, high: int, shape: tuple[int, ...], dim: int = 0) -> torch.Tensor:

@@ -11,7 +11,7 @@ from kcap.replay.rebuild import memory, rebuild
 from kcap.replay.rebuild.memory import Target, build_inputs, clone_inputs
 from kcap.replay.rebuild.operators import resolve_operator
 from kcap.replay.rebuild.rebuild import Rebuilder
-from kcap.schemas.derive.bound_call import Inputs, Skip, bind_call
+from kcap.schemas.derive.bound_call import RANDOM_BLOCK, Inputs, Skip, bind_call
 from kcap.schemas.recording.recording import Argument, Call, Sample, SampledTensor
 from kcap.schemas.recording.values import Drift, Group, TensorSpec, Value, contiguous_strides
 
@@ -157,6 +157,16 @@ def test_distinct_numbers_are_in_their_range(low: int, span: int, shape: list[in
     assert ((drawn >= low) & (drawn < low + span)).all()
     if shape[dim] <= span:
         assert all(len(set(row.tolist())) == shape[dim] for row in drawn.movedim(dim, -1).reshape(-1, shape[dim] or 1))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "int8"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (1 << 12, 2056)])
+def test_many_numbers_are_those_of_one_block(shape: tuple[int, ...], dtype: str) -> None:
+    drawn = rebuild.draw_numbers(1, 7, shape, dtype)
+    assert drawn.shape == shape and drawn.dtype == (torch.int64 if "int8" not in dtype else getattr(torch, dtype))
+    rest = drawn.flatten()[RANDOM_BLOCK:]
+    assert torch.equal(rest, drawn.flatten()[: len(rest)])
+    assert not shape or not drawn.numel() or drawn.unique().tolist() == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_indices_outside_aten_are_never_guessed() -> None:
