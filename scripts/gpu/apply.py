@@ -24,6 +24,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -150,7 +151,9 @@ def main() -> int:
 def run(*words: str, fails: bool = False) -> None:
     """Run kcap; with `fails` it may end with another status than 0."""
     print("$ kcap", *words, flush=True)
+    began = time.monotonic()
     subprocess.run([sys.executable, "-m", "kcap", *words], check=not fails)
+    print(f"kcap {words[0]} took {time.monotonic() - began:.0f} s", flush=True)
 
 
 def prepare(output: Path, engine: Sequence[str], kernels: int) -> tuple[Recording, Judged]:

@@ -1,6 +1,7 @@
 """Engines of several ranks on several GPUs: recorded, replayed as a group, judged on all, plans applied to all.
 
-    python scripts/gpu/parallel.py [--ranks N] [--only PART]… [--limit S] [--patience S] [--output DIR]
+    python scripts/gpu/parallel.py [--ranks N] [--only PART]… [--engine-arg KEY=VALUE]… [--limit S] [--patience S]
+                                   [--output DIR]
 
 Parts, in this order:
 
@@ -51,6 +52,7 @@ import torch
 from apply import chosen, examples_of, references_of
 from check import ended, median, run, tried
 from counts import Check, end_with
+from marks import mark
 from ranks import (
     REDUCED_ALONE,
     TINY,
@@ -82,13 +84,21 @@ LACKS = "import importlib.util as util; raise SystemExit(util.find_spec('{}') is
 
 
 class Parts:
-    """The parts, each of which answers its lines of the table. `gpus`: how many there are; `asked`: parts by name."""
+    """The parts, each of which answers its lines of the table. `gpus`: how many there are; `asked`: parts by name;
+    `given`: arguments of each recorded engine."""
 
     def __init__(
-        self, output: Path, ranks: int, gpus: int, until: float, patience: float, asked: Sequence[str] = ()
+        self,
+        output: Path,
+        ranks: int,
+        gpus: int,
+        until: float,
+        patience: float,
+        asked: Sequence[str] = (),
+        given: Sequence[str] = (),
     ) -> None:
         self.output, self.ranks, self.gpus, self.until, self.patience = output, ranks, gpus, until, patience
-        self.asked = asked
+        self.asked, self.given = asked, given
         self.setups = setups(ranks, gpus > 0)
         recordings = {name: partial(self.recorded, name) for name in self.setups}
         others = {"overhead": self.overhead, "sglang-overhead": self.sglang_overhead}
@@ -132,7 +142,7 @@ class Parts:
         load = ("--num-prompts", 16, "--input-len", 256, "--output-len", 32)
         load = load if self.gpus else ("--num-prompts", 2, "--input-len", 24, "--output-len", 4)
         options = ["-o", path, "--force", *(["--check-coverage"] if self.gpus else []), *more]
-        arguments = [*setup.arguments, *(setup.serving() if self.gpus else ())]
+        arguments = [*setup.arguments, *(setup.serving() if self.gpus else ()), *self.given]
         if setup.replicas > 1:
             program = Path(__file__).with_name("replicas.py")
             words = [setup.model, setup.layers, setup.replicas, *(["--eager"] if setup.eager else []), *arguments]
@@ -160,8 +170,9 @@ class Parts:
         words: list[object] = ["--ranks", self.ranks, "--most", 100 * MOST_LOSS if self.gpus else 100]
         words += [] if self.gpus else ["--model", TINY, "--batch", 2, "--steps", 90]
         done = self.run(*interpreter("SGLang", self.gpus > 0, script=True), SCRIPTS / "gpu/sglang_overhead.py", *words)
-        said = [line.split(": ", 1)[1] for line in done.stdout.splitlines() if "throughput lost" in line]
-        return ended("ended", done, [Check("loss", text, done.returncode == 0) for text in said])
+        lines = [line for line in done.stdout.splitlines() if "throughput lost" in line]
+        said = [(line.startswith(mark(True)), line.split(": ", 1)[1]) for line in lines]
+        return ended("ended", done, [Check("loss", text, passed) for passed, text in said])
 
     def fused(self) -> list[Check]:
         path = self.output / "fused.kcap"
@@ -357,6 +368,7 @@ def main() -> None:
     gpus = torch.cuda.device_count()
     parser.add_argument("--ranks", type=int, default=4 if gpus >= 4 else 2)
     parser.add_argument("--only", action="append", help="this part, and others so named")
+    parser.add_argument("--engine-arg", action="append", default=[], metavar="KEY=VALUE", help="of what is recorded")
     parser.add_argument("--limit", type=float, default=570, help="seconds of all  [default: 570]")
     parser.add_argument("--patience", type=float, default=350, help="seconds of a command  [default: 350]")
     parser.add_argument("--output", type=Path, default=Path("parallel"))
@@ -371,7 +383,7 @@ def main() -> None:
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; else replicas take nearly all memory, each
     args.output.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + args.limit
-    parts = Parts(args.output.resolve(), args.ranks, gpus, until, args.patience, args.only or ())
+    parts = Parts(args.output.resolve(), args.ranks, gpus, until, args.patience, args.only or (), args.engine_arg)
     for name in set(args.only or ()) - set(parts.all):
         parser.error(f"--only {name}: none of {', '.join(parts.all)}")
     rows = []
