@@ -36,6 +36,7 @@ from kcap.schemas.derive.kernel import (
     tensor_arg,
 )
 from kcap.schemas.derive.workload_draft import WorkloadDraft
+from kcap.schemas.recording.values import TensorSpec
 
 CUMSUM = """    assert g.shape[1] == {num_v_heads}
     gate = torch.zeros(g.shape, dtype=torch.float32, device=g.device)
@@ -119,8 +120,9 @@ def delta_kernel(
     constraints: tuple[str, ...] = (),
 ) -> KernelInstance:
     """`words`: what the name says beside the sizes."""
-    shapes = [zip(arg.shape or (), arg.value.shape, strict=True) for arg in inputs.values() if arg.shape is not None]
-    sizes = {"chunk_size": int(call.number("BT"))} | {axis: size for shape in shapes for axis, size in shape}
+    tensors = [(arg.shape or (), arg.value) for arg in inputs.values() if isinstance(arg.value, torch.Tensor)]
+    sizes = {"chunk_size": int(call.number("BT"))}
+    sizes |= {axis: size for shape, tensor in tensors for axis, size in zip(shape, tensor.shape, strict=True)}
     constants = {axis: sizes[axis] for axis in LETTERS if axis in sizes}
     name = op_type + words + "".join(f"_{LETTERS[axis]}{size}" for axis, size in constants.items())
     constants["pair"] = 2
@@ -135,7 +137,7 @@ def dtype_word(tensor: torch.Tensor, name: str) -> str:
 @family("gdn_chunk_cumsum", "triton::chunk_local_cumsum_scalar_kernel")
 def chunk_cumsum(call: Invocation) -> KernelInstance:
     """`s`, `o`: [1, tokens, heads]."""
-    call.refuse("REVERSE", "HEAD_FIRST")
+    call.refuse("REVERSE", "HEAD_FIRST", "HAS_SCALE")
     g, summed = call.tensor("s"), joined(call, "o", *PER_HEAD, description=SUMS)
     inputs = {"g": joined(call, "s", *PER_HEAD, description="The logarithm of each decay."), **sequences_of(call)}
     words = abbreviate(g.dtype, torch.float32) + dtype_word(summed.value, "out")
@@ -246,6 +248,28 @@ class ChunkInverse(ReplayRule):
             bound.set_content("A", torch.where(below[:, None], torch.randn(shape) / 8, 0.0))
 
 
+def falling_sums(chunks: Chunks, rates: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """Of `rates`, [heads], and `steps` from 0 to 1, [tokens, heads], sums that fall along each chunk."""
+    return -rates * (chunks.positions(len(steps))[:, None] + steps)
+
+
+def set_falling_gate(bound: BoundCall, chunk_indices: torch.Tensor | None) -> None:
+    """Sums of logarithms fall: for those that rise SGLang's kernels take no decay, and vLLM's overflow."""
+    gate, bounds = bound["g"], bound.content("cu_seqlens")
+    if isinstance(gate, TensorSpec) and len(gate.shape) == 3 and bounds is not None and chunk_indices is not None:
+        (_, tokens, heads), chunks = gate.shape, Chunks.of_sequences(bounds, chunk_indices, bound.integer("BT"))
+        rates, steps = 0.1 * 10 ** (-3 * torch.rand(heads)), torch.rand(tokens, heads)
+        bound.set_content("g", falling_sums(chunks, rates, steps)[None])
+
+
+@replay_rule(
+    "triton::chunk_scaled_dot_kkt_fwd_kernel", "triton::recompute_w_u_fwd_kernel", "triton::chunk_fwd_kernel_o"
+)
+class DecayingChunks(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        set_falling_gate(bound, bound.content("chunk_indices"))
+
+
 @family("gdn_chunk_wy", "triton::recompute_w_u_fwd_kernel")
 def chunk_wy(call: Invocation) -> KernelInstance:
     """`k`: [1, tokens, key heads, size]; `w`, `v`, `u`: [1, tokens, heads, size]; `A`: the inverse."""
@@ -290,7 +314,7 @@ def log_decays(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     if name == "g":
         return -rates * steps
     chunks = chunks_of({key: draft[key] for key in ("cu_seqlens", "chunk_indices")}, draft.size("chunk_size") or 1)
-    return -rates * (chunks.positions(tokens)[:, None] + steps)
+    return falling_sums(chunks, rates, steps)
 
 
 @valid_input("A", op_types=("gdn_chunk_inverse",))

@@ -17,7 +17,7 @@ import torch
 from kcap.schemas.derive.cost import Cost, CostInputs, distinct_bytes
 from kcap.schemas.derive.families import cost_function, valid_input
 from kcap.schemas.derive.families.attention.pages import starts_of
-from kcap.schemas.derive.invocation import require_values, torch_dtype
+from kcap.schemas.derive.invocation import require_values, torch_dtype, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
 
@@ -114,7 +114,8 @@ def counts_work(op_type: str) -> Callable[[Work], Work]:
     def register(work: Work) -> Work:
         @cost_function(op_type)
         def cost(inputs: CostInputs) -> Cost:
-            return inputs.cost(*work(inputs.inputs, inputs.sizes["chunk_size"]))
+            whole = inputs.cost(*work(inputs.inputs, inputs.sizes["chunk_size"]))
+            return replace(whole, bytes=whole.bytes - unwritten_bytes(inputs.inputs))
 
         return work
 
@@ -125,6 +126,12 @@ def read_bytes(inputs: Mapping[str, Any], *without: str) -> int:
     """Bytes of all tensors but those called `without`."""
     tensors = (value for name, value in inputs.items() if name not in without)
     return sum(distinct_bytes(value) for value in tensors if isinstance(value, torch.Tensor))
+
+
+def unwritten_bytes(inputs: Mapping[str, Any]) -> int:
+    """Of a pool of states, which is an output, too: those that no sequence has."""
+    pool = inputs.get("state")
+    return 0 if pool is None else total_bytes(pool) - (len(inputs["cu_seqlens"]) - 1) * total_bytes(pool[:1])
 
 
 def chunk_kernel(
@@ -168,7 +175,7 @@ def chunk_kernel(
         math.prod(sizes[axis] for axis in output.shape or ()) * torch_dtype(output.dtype).itemsize
         for output in outputs.values()
     )
-    return replace(kernel, touched=lambda: work(values, size)[0] + written)
+    return replace(kernel, touched=lambda: work(values, size)[0] + written - unwritten_bytes(values))
 
 
 def forgetting_rates(draft: WorkloadDraft, *shape: int) -> torch.Tensor:

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 @torch.no_grad()
 def run(A_log, a, b, dt_bias):
     assert a.shape[1] == b.shape[1] == {{h}}
-{GATES}{{twice}}
+{GATES}{{twice}}{{rounded}}
     return decay.to(torch.{{decay}}), rate.to(torch.{{rate}})
 """
 
@@ -66,11 +66,19 @@ def projections(call: Invocation, suffix: str = "") -> dict[str, TensorArg]:
 
 @family("gdn_gating", "triton::fused_gdn_gating_kernel", "triton::fused_olmo_hybrid_gdn_gating_kernel")
 def gating(call: Invocation) -> KernelInstance:
-    """`g`, `beta_output`: [1, tokens, heads]. Of Olmo a rate may be twice as large."""
+    """`g`, `beta_output`: [1, tokens, heads]. Of Olmo a rate may be twice as large.
+
+    SGLang's kernel, which alone has strides, writes rates of float32 that are rounded to the dtype of `b`.
+    """
     require_softplus(call["threshold"], call["beta"])
     inputs, decay, rate = projections(call), call.tensor("g").flatten(0, -2), call.tensor("beta_output").flatten(0, -2)
-    h, twice = decay.shape[1], call["allow_neg_eigval"] is True
-    words = ("_twice" if twice else "") + abbreviate(call.tensor("a").dtype, torch.bfloat16)
+    h, twice, source = decay.shape[1], call["allow_neg_eigval"] is True, call.tensor("b").dtype
+    rounded = call["stride_b"] is not None and source not in (rate.dtype, torch.float32)
+    words = (
+        ("_twice" if twice else "")
+        + ("_rounded" if rounded else "")
+        + abbreviate(call.tensor("a").dtype, torch.bfloat16)
+    )
     words += abbreviate(rate.dtype, call.tensor("a").dtype).replace("_", "_rate")
     return KernelInstance(
         name=f"gdn_gating{words}_v{h}",
@@ -84,6 +92,7 @@ def gating(call: Invocation) -> KernelInstance:
         reference=GATING.format(
             h=h,
             twice=" * 2.0" if twice else "",
+            rounded="\n    rate = rate.to(b.dtype)" if rounded else "",
             decay=dtype_name(decay.dtype),
             rate=dtype_name(rate.dtype),
         ),

@@ -2,6 +2,9 @@
 
 As FlashInfer's decode, whose state has keys last, but with a pool of states and the number of each sequence's. Of one
 kernel the gates are inputs, others compute them from the projections. Rows of padding are zero.
+
+The kernel of packed projections rounds the rate to the projection's dtype in SGLang (0.5.15, 0.5.23) and in vLLM's
+earlier releases, but not where it takes SPLIT_BATCH_HEAD_GRID (vLLM 0.32). SGLang gives no sequence state 0.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ COMPUTED = (
     "torch.exp(-A_log.to(torch.float32).exp() * F.softplus(a[row].to(torch.float32) + dt_bias.to(torch.float32)))",
     "torch.sigmoid(b[row].to(torch.float32))",
 )
+ROUNDED = ".to(b.dtype).to(torch.float32)"
 
 KEYS, VALUES = ("batch_size", "num_q_heads", "head_size"), ("batch_size", "num_v_heads", "v_head_size")
 POOL = ("pool_size", "num_v_heads", "v_head_size", "head_size")
@@ -57,7 +61,7 @@ class Step:
     """An invocation. `q`, `k`: [batch, heads, size], `v`, `output`: [batch, value heads, value size].
 
     `gates`: inputs by name, [batch, value heads] or [value heads]. `starts`: where each sequence's tokens begin, where
-    one may have none.
+    one may have none. `rounded`: the rate is rounded to the dtype of its projection.
     """
 
     q: torch.Tensor
@@ -66,6 +70,7 @@ class Step:
     gates: dict[str, torch.Tensor]
     output: torch.Tensor
     starts: torch.Tensor | None = None
+    rounded: bool = False
 
 
 @family("gdn", "triton::fused_recurrent_gated_delta_rule_fwd_kernel")
@@ -94,6 +99,7 @@ def packed_decode(call: Invocation) -> KernelInstance:
         v=values.unflatten(1, (hv, v)),
         gates=projections(call),
         output=call.tensor("o").reshape(-1, hv, v),
+        rounded=call["SPLIT_BATCH_HEAD_GRID"] is None and call.tensor("b").dtype != torch.float32,
     )
     return step_instance(call, step)
 
@@ -147,7 +153,9 @@ def step_instance(call: Invocation, step: Step) -> KernelInstance:
         ),
         "scale": scalar_arg(float(call.number("scale")), description="Scale of the queries."),
     }
+    rate += ROUNDED if step.rounded else ""
     words = ("_gates" if "g" in step.gates else "") + ("_l2norm" if normed else "")
+    words += "_rounded" if step.rounded else ""
     words += abbreviate(step.v.dtype, torch.bfloat16) + abbreviate(state.dtype, torch.float32).replace("_", "_state")
     size = f"d{k}" if k == v else f"k{k}_d{v}"
     rows = [inputs[name].value for name in ("q", "k", "v")]

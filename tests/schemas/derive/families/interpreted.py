@@ -34,7 +34,29 @@ def exp(x):
     return tl.exp(x)
 
 
+class BlockPointer:  # what tl.make_block_ptr makes, which Triton 3.9 no longer has, of one or two dimensions
+    def __init__(self, base, shape, strides, offsets, block_shape, order):
+        self.dtype, steps = base.dtype, [tl.arange(0, size) + start for size, start in zip(block_shape, offsets)]
+        steps = steps if len(steps) == 1 else [steps[0][:, None], steps[1][None, :]]
+        self.address, self.mask = base, True
+        for step, length, stride in zip(steps, shape, strides):
+            self.address, self.mask = self.address + step * stride, (step >= 0) & (step < length) & self.mask
+
+
+def load(pointer, *args, boundary_check=(), **kwargs):
+    if isinstance(pointer, BlockPointer):
+        return tl.load(pointer.address, mask=pointer.mask, other=0.0)
+    return tl.load(pointer, *args, **kwargs)
+
+
+def store(pointer, value, *args, boundary_check=(), **kwargs):
+    if isinstance(pointer, BlockPointer):
+        return tl.store(pointer.address, value, mask=pointer.mask)
+    return tl.store(pointer, value, *args, **kwargs)
+
+
 """
+REPLACED = {"make_block_ptr": "BlockPointer", "load": "load", "store": "store"}  # of tl, where block pointers are
 
 
 @cache
@@ -71,6 +93,8 @@ def jitted(tree: ast.Module) -> Iterable[str]:
         if isinstance(node, ast.FunctionDef) and "triton.jit" in map(decorator_name, node.decorator_list):
             if node.name not in seen:
                 node.decorator_list = [one for one in node.decorator_list if decorator_name(one) != "triton.autotune"]
+                if "make_block_ptr" in ast.dump(node):
+                    node = BlockPointers().visit(node)
                 yield ast.unparse(ast.fix_missing_locations(NumbersAsTensors().visit(node)))
             seen.add(node.name)
 
@@ -82,6 +106,16 @@ class NumbersAsTensors(ast.NodeTransformer):
         self.generic_visit(node)
         if node.attr == "to" and isinstance(node.value, ast.Name):
             node.value = ast.parse(f"tl.to_tensor({node.value.id})", mode="eval").body
+        return node
+
+
+class BlockPointers(ast.NodeTransformer):
+    """Has a kernel make, read and write block pointers by the functions of HEAD."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.value, ast.Name) and node.value.id == "tl" and node.attr in REPLACED:
+            return ast.Name(REPLACED[node.attr], ast.Load())
         return node
 
 

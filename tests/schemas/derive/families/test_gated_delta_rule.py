@@ -73,6 +73,7 @@ def packed(slots: list[int], dtype: torch.dtype = torch.bfloat16, **more: Any) -
         "o": torch.full((rows, 1, HV, V), 7.0, dtype=dtype),
         "SOFTPLUS_THRESHOLD": 20.0,
         "USE_QK_L2NORM_IN_KERNEL": True,
+        "SPLIT_BATCH_HEAD_GRID": False,
         **states(slots),
         **projected(rows, dtype),
         **more,
@@ -93,8 +94,8 @@ def decoding(kernel: Launcher) -> Any:
     def run(**call: Any) -> None:
         strides = {f"stride_{name}_tok": call[name].stride(0) for name in ("mixed_qkv", "a", "b")}
         strides |= {f"stride_{name}_state_token": call["h0"].stride(0) for name in ("init", "final")}
-        sizes = {"H": H, "HV": HV, "K": K, "V": V, "BK": K, "BV": V, "SPLIT_BATCH_HEAD_GRID": False}
-        kernel[(1, len(call["a"]) * HV)](**call, **strides, **sizes, stride_indices_seq=1)
+        fixed = {"H": H, "HV": HV, "K": K, "V": V, "BK": K, "BV": V, "stride_indices_seq": 1}
+        kernel[(1, len(call["a"]) * HV)](**call, **strides, **fixed)
 
     return run
 

@@ -1,0 +1,159 @@
+"""The gated delta rule's references against the Triton kernels that SGLang runs for Qwen3-Next, interpreted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from agreement import agrees, declined, kernel_of, randn
+from interpreted import Launcher, kernels
+from test_chunked_delta_rule import (
+    CHUNKS,
+    DTYPES,
+    HV,
+    LENGTHS,
+    OUTPUT,
+    STATE,
+    TOKENS,
+    Arguments,
+    K,
+    V,
+    chunk_indices,
+    gate,
+    output,
+    runs,
+    starts,
+    state,
+)
+from test_delta_rule_inputs import GATING, gating
+from test_gated_delta_rule import PACKED, decoding, packed
+
+from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.derive.cost import CostInputs, cost_of_instance
+from kcap.schemas.derive.families import cost_function_for, replay_rule_for
+from kcap.schemas.recording.records import Argument
+from kcap.schemas.recording.values import TensorSpec, Value
+
+FLA = "kernels/ops/attention/fla/"
+
+
+@pytest.fixture(scope="module")
+def sglang() -> dict[str, Launcher]:
+    files = (f"{FLA}{name}.py" for name in ("op", "chunk_delta_h", "chunk_o", "fused_recurrent"))
+    return kernels("sglang", *files, "kernels/ops/attention/linear/fused_gdn_gating.py")
+
+
+@DTYPES
+def test_packed_decode_rounds_its_rate(sglang: dict[str, Launcher], dtype: torch.dtype) -> None:
+    kernel = sglang["fused_recurrent_gated_delta_rule_packed_decode_kernel"]
+    instance = agrees(PACKED, decoding(kernel), **packed([3, -1, 1], dtype, SPLIT_BATCH_HEAD_GRID=None))
+    assert ("_rounded" in instance.name) == (dtype == torch.bfloat16)
+
+
+@DTYPES
+def test_gates_round_their_rate(sglang: dict[str, Launcher], dtype: torch.dtype) -> None:
+    """The rate is float32, but of `b` it has the precision."""
+    rows, kernel = 19, sglang["fused_gdn_gating_kernel"]
+
+    def run(**call: Any) -> None:
+        kernel[(rows, 1, 1)](**call, seq_len=1, NUM_HEADS=HV, BLK_HEADS=8)
+
+    rate = torch.full((1, rows, HV), 7.0)
+    instance = agrees(GATING, run, **gating(dtype, beta_output=rate, stride_a=HV, stride_b=HV))
+    assert instance.name == ("gdn_gating_rounded_ratefp32_v4" if dtype == torch.bfloat16 else "gdn_gating_fp32_v4")
+
+
+def test_rates_of_other_kernels_are_not_rounded() -> None:
+    """Olmo's kernel, and vLLM's without strides, write the rate as it is."""
+    rate = torch.full((1, 19, HV), 7.0)
+    for operator in (GATING, GATING.replace("gdn", "olmo_hybrid_gdn")):
+        assert "rounded" not in kernel_of(operator, **gating(beta_output=rate)).name
+    assert "rounded" not in kernel_of(PACKED, **packed([3], SPLIT_BATCH_HEAD_GRID=False)).name
+
+
+def pooled(dtype: torch.dtype = torch.bfloat16, slots: tuple[int, ...] = (4, 2, -1, 7), **more: Any) -> Arguments:
+    call = state(dtype, **more)
+    call |= {"initial_state": randn(9, HV, V, K, dtype=torch.float32, seed=9), "USE_INITIAL_STATE": True}
+    call |= {"initial_state_indices": torch.tensor(slots, dtype=torch.int32), "INPLACE_UPDATE": True}
+    return {name: value for name, value in {**call, **more}.items() if name not in ("h0", "ht")}
+
+
+def passing(kernel: Launcher) -> Any:
+    def run(**call: Any) -> None:
+        fixed = {"TRACK_STATE": False, "NT_BUCKET": 0, "stride_init_state": call["initial_state"].stride(0), "BV": V}
+        tracked = dict.fromkeys(("track_state", "track_chunk_idx")) | {"stride_track_state": 0}
+        runs(kernel, (1, len(LENGTHS) * HV), **fixed, **tracked)(**call)
+
+    return run
+
+
+@DTYPES
+@pytest.mark.parametrize("decays", [True, False])
+def test_states_of_a_pool_are_the_kernels(sglang: dict[str, Launcher], dtype: torch.dtype, decays: bool) -> None:
+    """The third sequence is padding, the second has no tokens: its state stays, and so do those of no sequence."""
+    call = pooled(dtype, **({} if decays else {"g": None}))
+    before = call["initial_state"].clone()
+    instance = agrees(STATE, passing(sglang["chunk_gated_delta_rule_fwd_kernel_h_blockdim64"]), **call)
+    after = instance.outputs["new_state"].get()
+    changed = (after != before).flatten(1).any(dim=1).nonzero().flatten().tolist()
+    assert changed == [4, 7]
+    assert instance.name.startswith("gdn_chunk_state_pool")
+
+
+def test_states_of_a_pool_cost_what_their_sequences_have() -> None:
+    instance = kernel_of(STATE, **pooled())
+    cost, one = cost_of_instance(instance), 4 * HV * V * K
+    inputs = {name: arg.get() for name, arg in instance.inputs.items()}
+    function = cost_function_for("gdn_chunk_state")
+    assert function is not None and function(CostInputs(instance.definition(), inputs)).bytes == cost.bytes
+    whole = kernel_of(STATE, **state(torch.bfloat16))
+    assert cost.bytes == cost_of_instance(whole).bytes + 4 * len(LENGTHS), "the same, and the states' numbers"
+    assert len(inputs["state"]) * one > cost.bytes - cost_of_instance(whole).bytes
+    assert instance.flops() == 4 * TOKENS * HV * V * K
+
+
+def test_states_of_a_pool_that_are_declined() -> None:
+    for name, value in {"INPLACE_UPDATE": False, "USE_INITIAL_STATE": False, "TRACK_STATE": True}.items():
+        assert declined(STATE, **pooled(**{name: value})), name
+
+
+@DTYPES
+def test_output_is_the_kernels(sglang: dict[str, Launcher], dtype: torch.dtype) -> None:
+    agrees(OUTPUT, runs(sglang["chunk_fwd_kernel_o"], (1, CHUNKS, HV), BK=K, BV=V), **output(dtype))
+
+
+def bound_call(operator: str, call: Arguments, **contents: torch.Tensor) -> BoundCall:
+    """What replay knows of a launch: the shapes of its tensors, and the values that a Sample holds."""
+    values: dict[str, Value] = {}
+    for storage, (name, value) in enumerate(call.items()):
+        is_tensor = isinstance(value, torch.Tensor)
+        dtype = str(value.dtype).removeprefix("torch.") if is_tensor else ""
+        values[name] = TensorSpec(tuple(value.shape), dtype, storage=storage) if is_tensor else value
+    made = BoundCall(operator, [Argument(name=name, value=value) for name, value in values.items()])
+    for name, content in contents.items():
+        made.set_content(name, content)
+    replay_rule_for(operator.rpartition(".")[0]).prepare(made)
+    return made
+
+
+def test_replayed_gates_fall_along_each_chunk() -> None:
+    """Where they rise, SGLang's kernels take no decay, and the reference is off by their exponential."""
+    offsets = starts([2, 0, 1, 2])
+    sampled = {"cu_seqlens": starts(LENGTHS), "chunk_indices": chunk_indices()}
+    for operator, call, contents in (
+        (OUTPUT, output(), sampled),
+        (STATE, state(), {"cu_seqlens": starts(LENGTHS), "chunk_offsets": offsets}),
+    ):
+        sums = bound_call(operator, call, **contents).content("g")
+        assert sums is not None and sums.shape == gate().shape and sums.max() <= 0
+        for part in sums[0].split([16, 3, 5, 16, 16]):
+            assert part.diff(dim=0).max() <= 0
+
+
+def test_a_replayed_pool_has_the_states_of_its_sequences() -> None:
+    call = pooled(slots=(800, 20, -1, 7), initial_state=torch.empty(900, HV, V, K, device="meta"))
+    contents = {"initial_state_indices": call["initial_state_indices"], "chunk_offsets": starts([2, 0, 1, 2])}
+    made = bound_call(STATE, call, cu_seqlens=starts(LENGTHS), **contents)
+    slots = made.content("initial_state_indices")
+    assert slots is not None and slots.tolist() == [3, 2, -1, 1] and made.spec("initial_state").shape[0] == 4
