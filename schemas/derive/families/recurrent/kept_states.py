@@ -1,0 +1,120 @@
+"""mamba_track: SGLang's Triton kernel that copies the states of some sequences, for its prefix cache to keep.
+
+A sequence's convolution and recurrent state are copied every so many tokens. 0.5.15 launches it for each layer, 0.5.23
+for one layer or for all, whose states are then stacked. Negative numbers of states stand for padding.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kcap.schemas.derive.bound_call import BoundCall, Skip
+from kcap.schemas.derive.cost import Cost, CostInputs
+from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
+from kcap.schemas.derive.index_arguments import renumber_densely, shrink_caches
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
+from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
+from kcap.schemas.derive.workload_draft import WorkloadDraft
+
+REFERENCE = """import torch
+
+
+@torch.no_grad()
+def run(conv_state, ssm_state, state_indices, track_mask, track_indices):
+    tracked = track_mask & (state_indices >= 0) & (track_indices >= 0)
+    sources, targets = state_indices[tracked].long(), track_indices[tracked].long()
+    new_conv_state, new_ssm_state = conv_state.clone(), ssm_state.clone()
+    new_conv_state[{layers}targets] = conv_state[{layers}sources]
+    new_ssm_state[{layers}targets] = ssm_state[{layers}sources]
+    return new_conv_state, new_ssm_state
+"""
+
+OPERATOR = "triton::track_mamba_state_if_needed_kernel"
+STATES = ("conv_states_ptr", "ssm_states_ptr")
+CONV, SSM = ("pool_size", "conv_dim", "conv_width"), ("pool_size", "nheads", "head_dim", "dstate")
+
+
+@family("mamba_track", OPERATOR)
+def track_states(call: Invocation) -> KernelInstance:
+    """`conv_states_ptr`: [states, channels, width], `ssm_states_ptr`: [states, heads, …], with layers before them."""
+    conv, ssm = (call.tensor(name) for name in STATES)
+    names = ("cache_indices_ptr", "mamba_track_mask_ptr", "mamba_track_indices_ptr")
+    sources, mask, targets = (call.tensor(name) for name in names)
+    layered = conv.dim() == len(CONV) + 1
+    conv_axes, ssm_axes = (("num_layers", *axes) if layered else axes for axes in (CONV, SSM))
+    if len(conv_axes) != conv.dim() or len(ssm_axes) != ssm.dim():
+        raise Unrecognized("states of another shape")
+    sizes = {
+        axis: size
+        for axes, tensor in ((CONV, conv), (SSM, ssm))
+        for axis, size in zip(axes[1:], tensor.shape[-len(axes) + 1 :], strict=True)
+    }
+    words = (f"_l{conv.shape[0]}" if layered else "") + abbreviate(conv.dtype, torch.bfloat16)
+    words += abbreviate(ssm.dtype, torch.float32).replace("_", "_state")
+    letters = dict(zip(sizes, "cwhds", strict=True))
+    return KernelInstance(
+        name=f"mamba_track{words}" + "".join(f"_{letters[axis]}{size}" for axis, size in sizes.items()),
+        op_type="mamba_track",
+        axes={**({"num_layers": conv.shape[0]} if layered else {}), "pool_size": None, **sizes, "batch_size": None},
+        inputs={
+            "conv_state": tensor_arg(conv, *conv_axes, description="Of the short convolution, updated in place."),
+            "ssm_state": tensor_arg(ssm, *ssm_axes, description="Of the recurrence, updated in place."),
+            "state_indices": tensor_arg(sources, "batch_size", description="The state of each sequence."),
+            "track_mask": tensor_arg(mask, "batch_size", description="Whether its state is copied."),
+            "track_indices": tensor_arg(targets, "batch_size", description="The state that it is copied to."),
+        },
+        outputs={
+            "new_conv_state": lazy_arg(conv.dtype, conv_axes, lambda: conv),
+            "new_ssm_state": lazy_arg(ssm.dtype, ssm_axes, lambda: ssm),
+        },
+        reference=REFERENCE.format(layers=":, " if layered else ""),
+        description="States of sequences, copied to other places of their pool.",
+        touched=lambda: copied_bytes(mask, conv, ssm) * 2 + total_bytes(sources, mask, targets),
+    )
+
+
+def copied_bytes(mask: torch.Tensor, *pools: torch.Tensor) -> int:
+    """Of the states that are copied. `pools`: whose axis of states is told from that of layers by their rank."""
+    count = int(require_values(mask, "mask of its sequences").sum())
+    return count * sum(
+        total_bytes(pool) // max(pool.shape[-len(axes)], 1) for pool, axes in zip(pools, (CONV, SSM), strict=True)
+    )
+
+
+@cost_function("mamba_track")
+def track_cost(inputs: CostInputs) -> Cost:
+    copied = copied_bytes(inputs["track_mask"], inputs["conv_state"], inputs["ssm_state"])
+    read = copied + inputs.read("state_indices", "track_mask", "track_indices")
+    return Cost(read + copied, read, 0, inputs.dtype)
+
+
+@replay_rule(OPERATOR)
+class TrackStates(ReplayRule):
+    """Each sequence may be copied to a state that no other has; none is, as in most steps (all but one in 256)."""
+
+    def prepare(self, bound: BoundCall) -> None:
+        if (sources := bound.content("cache_indices_ptr")) is None:
+            raise Skip("no Sample holds the states of its sequences")
+        dense, count = renumber_densely(torch.cat([torch.zeros(1, dtype=torch.int64), sources.long()]))
+        bound.set_content("cache_indices_ptr", dense[1:])
+        if bound.content("mamba_track_mask_ptr") is None:
+            bound.set_content("mamba_track_mask_ptr", torch.zeros(len(sources), dtype=torch.bool))
+        states = bound.spec("conv_states_ptr").shape[-len(CONV)]
+        end = min(count + len(sources), states)
+        bound.set_content("mamba_track_indices_ptr", (count + torch.arange(len(sources))) % end)
+        if len(bound.spec("conv_states_ptr").shape) == len(CONV):
+            shrink_caches(bound, STATES, end)
+
+
+@valid_input("state_indices", op_types=("mamba_track",))
+def sources(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    return draft.distinct(draft.shape(name)[0], draft.size("pool_size") or 1)
+
+
+@valid_input("track_indices", op_types=("mamba_track",))
+def targets(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """None is another's, and none is a sequence's own state, where there are as many."""
+    states, taken = torch.arange(draft.size("pool_size") or 1), draft["state_indices"].cpu().long()
+    free = states[~torch.isin(states, taken)]
+    free = free if len(free) else states
+    return free[draft.distinct(draft.shape(name)[0], len(free))]
