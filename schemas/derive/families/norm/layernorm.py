@@ -1,7 +1,8 @@
 """layernorm: PyTorch's layer norm (arXiv:1607.06450), and norms that are gated or go by groups of columns.
 
 Mamba-2's and Qwen3-Next's output passes such a norm, a layer norm or a root mean square norm, which a second branch
-gates before or after it: `_layer_norm_fwd_1pass_kernel` and `layer_norm_fwd_kernel` of vLLM, in Triton.
+gates before or after it: `_layer_norm_fwd_1pass_kernel` and `layer_norm_fwd_kernel` of vLLM, in Triton;
+`layer_norm_gated_fwd_kernel` of Flash Linear Attention, as SGLang and vLLM have it, gates after it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def run({inputs}):
     assert hidden_states.shape[-1] == {h}
     x = hidden_states.to(torch.float32){before}
     groups = x.unflatten(-1, (-1, {size})){centered}
-    y = (groups * torch.rsqrt(groups.pow(2).mean(dim=-1, keepdim=True) + {eps!r})).flatten(-2){scale}{shift}{after}
-    return y.to(torch.{dtype})
+    y = (groups * torch.rsqrt(groups.pow(2).mean(dim=-1, keepdim=True) + {eps!r})).flatten(-2){scale}{shift}
+{after}    return y.to(torch.{dtype})
 """
 CENTERED = "\n    groups = groups - groups.mean(dim=-1, keepdim=True)"
 GATES = {
@@ -64,6 +65,22 @@ def gated_norm(call: Invocation) -> KernelInstance:
     return instance(x, present, lambda: out, out.dtype, eps, size, not rms, before, activation)
 
 
+@family("layernorm", "triton::layer_norm_gated_fwd_kernel", "triton::layer_norm_gated_fwd_kernel1")
+def norm_then_gate(call: Invocation) -> KernelInstance:
+    """`x`, `y`: [rows, columns], `w`, `b`: [columns]; `mean` and `rstd` are for a backward pass.
+
+    `g`: likewise, or [tokens, heads, columns] with strides.
+    """
+    call.refuse("residual", "residual_out")
+    x, out, rms, activation = call.tensor("x"), call.tensor("y"), call["IS_RMS_NORM"], call["ACTIVATION"]
+    if not isinstance(rms, bool) or activation not in GATES:
+        raise Unrecognized("its constants are not known")
+    parts = {"weight": call.optional("w"), "bias": call.optional("b"), "gate": call.tensor("g")}
+    present = {name: tensor for name, tensor in parts.items() if tensor is not None}
+    eps = float(call.number("eps"))
+    return instance(x, present, lambda: out, out.dtype, eps, x.shape[-1], not rms, activation=activation)
+
+
 def instance(
     x: torch.Tensor,
     parts: dict[str, torch.Tensor],
@@ -83,7 +100,7 @@ def instance(
     if h % size:
         raise Unrecognized("its groups differ in size")
     inputs |= {name: rows(part) if name == "gate" else tensor_arg(part, "hidden_size") for name, part in parts.items()}
-    gated = f" * {GATES[activation]}" if "gate" in parts else ""
+    gated = GATES[activation] if "gate" in parts else ""
     kind, words = "layernorm" if centered else "rmsnorm", abbreviate(dtype, torch.bfloat16)
     if gated:
         kind = ("gated_" if before else "pregated_") + kind
@@ -106,8 +123,8 @@ def instance(
             centered=CENTERED if centered else "",
             scale=" * weight.to(torch.float32)" if "weight" in parts else "",
             shift=" + bias.to(torch.float32)" if "bias" in parts else "",
-            before="" if before else gated,
-            after=gated if before else "",
+            before=f" * {gated}" if gated and not before else "",
+            after=f"    y = y * {gated}\n" if gated and before else "",
         ),
         description=f"{'Layer' if centered else 'Root mean square'} norm, epsilon {eps:g}{', gated' if gated else ''}.",
         tags=("fused",) if gated else (),

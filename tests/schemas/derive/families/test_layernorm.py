@@ -114,6 +114,66 @@ def test_gated_norms_of_flash_linear_attention_are_vllms(activation: str, before
     assert ("_sigmoid" in instance.name) == (activation == "sigmoid")
 
 
+PACKAGES = {
+    "sglang": ("kernels/ops/attention/fla/fused_norm_gate.py", {"USE_GDC": False}),
+    "vllm": ("third_party/flash_linear_attention/ops/fused_norm_gate.py", {"launch_pdl": False}),
+}
+ROWS, HEADS, WIDTH = 36, 3, 48
+
+
+def gated_after(dtype: torch.dtype = torch.bfloat16, **more: Any) -> dict[str, Any]:
+    """As both engines call it for Qwen3-Next, whose rows are normed in place. A gate may have strides."""
+    x, wide = randn(ROWS, WIDTH, dtype=dtype), randn(ROWS // HEADS, 200, dtype=dtype, seed=1)
+    gate = wide[:, : HEADS * WIDTH].unflatten(1, (HEADS, WIDTH))
+    call = {"x": x, "g": gate, "y": x, "w": randn(WIDTH, dtype=dtype, seed=2), "b": None, "eps": 1e-6}
+    call |= dict.fromkeys(("residual", "residual_out")) | {"mean": torch.empty(ROWS), "rstd": torch.empty(ROWS)}
+    return {**call, "ACTIVATION": "silu", "IS_RMS_NORM": True, **more}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("kernel", ["layer_norm_gated_fwd_kernel", "layer_norm_gated_fwd_kernel1"])
+@pytest.mark.parametrize(
+    ("changed", "kind", "end"),
+    [
+        ({}, "gated_rmsnorm", ""),
+        ({"ACTIVATION": "sigmoid"}, "gated_rmsnorm", "_sigmoid"),
+        ({"ACTIVATION": "swish", "w": None}, "gated_rmsnorm", "_noweight"),
+        ({"IS_RMS_NORM": False, "b": randn(WIDTH, seed=3)}, "gated_layernorm", ""),
+    ],
+)
+def test_norms_that_are_gated_after_are_the_kernels(
+    package: str, kernel: str, changed: dict[str, Any], kind: str, end: str
+) -> None:
+    """Of the kernel for one row the gate has no strides."""
+    file, fixed = PACKAGES[package]
+    launcher, tiled = kernels(package, file)[kernel], kernel.endswith("l")
+    strided = {"H": HEADS, "g_stride_n": 200, "G_STRIDED": True, "G_HEADS": HEADS, "stride_g_tok": 200}
+    rows = {**strided, "stride_g_head": WIDTH, "T": ROWS, "BT": 16} if tiled else {}
+
+    def run(**call: Any) -> None:
+        present = {"HAS_WEIGHT": call["w"] is not None, "HAS_BIAS": call["b"] is not None}
+        flags = {"STORE_RESIDUAL_OUT": False, "HAS_RESIDUAL": False, **present}
+        launcher[(3,) if rows else (ROWS,)](**call, **flags, **fixed, **rows, D=WIDTH, BD=64)
+
+    for dtype in (torch.bfloat16, torch.float32):
+        gate = {} if tiled else {"g": randn(ROWS, WIDTH, dtype=dtype, seed=1)}
+        name = agrees(f"triton::{kernel}.s01234567", run, **gated_after(dtype, **gate, **changed)).name
+        assert name == f"{kind}{'_fp32' if dtype == torch.float32 else ''}{end}_eps1e-06_h48"
+
+
+def test_gates_come_after_the_bias() -> None:
+    """Of Flash Linear Attention's other kernel, too, which gates before or after."""
+    kernel = kernels("vllm", "third_party/flash_linear_attention/ops/layernorm_guard.py")["layer_norm_fwd_kernel"]
+    arguments = gated(torch.bfloat16, NORM_BEFORE_GATE=True, B=randn(64, seed=3), ACTIVATION="silu")
+    agrees(FLA, launched(kernel, ROWS_PER_BLOCK=1), **arguments)
+
+
+def test_gated_norms_that_are_declined() -> None:
+    operator = "triton::layer_norm_gated_fwd_kernel.s01234567"
+    for name, value in {"residual": randn(ROWS, WIDTH), "g": randn(ROWS, 24), "ACTIVATION": None}.items():
+        assert declined(operator, **gated_after(**{name: value})), name
+
+
 def test_what_is_declined() -> None:
     assert declined(MAMBA, **gated(torch.bfloat16, IS_RMS_NORM=None))
     assert declined(MAMBA, **gated(torch.bfloat16, N=48))
