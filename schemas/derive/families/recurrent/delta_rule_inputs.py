@@ -1,8 +1,9 @@
-"""What the gated delta rule's prefill is made from, by vLLM's Triton kernels: gates, normed queries and keys.
+"""What the gated delta rule is made from, by Triton kernels of vLLM and SGLang: gates, normed queries and keys.
 
+`gdn_split_projections`: SGLang's projections, taken apart. `gdn_split_qkv`: its queries, keys and values of a prefill.
 `gdn_gating`: the logarithm of the decay, and the rate at which the state takes values on, from the projections a and b.
 `gdn_post_conv`: these, and queries, keys and values out of the short convolution's output. `l2norm`: vectors of length
-one, by Flash Linear Attention's kernels. Read in vLLM 0.22.1 and 0.32.
+one, by Flash Linear Attention's kernels. Read in vLLM 0.22.1 and 0.32, SGLang 0.5.15 and 0.5.23.
 """
 
 from __future__ import annotations
@@ -53,9 +54,104 @@ def run(x):
     return (wide * torch.rsqrt(wide.pow(2).sum(-1, keepdim=True) + {eps!r})).to(torch.{dtype})
 """
 
+SPLIT_PROJECTIONS = """import torch
+
+
+@torch.no_grad()
+def run(mixed_qkvz, mixed_ba):
+    assert mixed_qkvz.shape[1] == 2 * ({h} * {k} + {hv} * {v}) and mixed_ba.shape[1] == 2 * {hv}
+{split}
+    return mixed_qkv, z.reshape(-1, {hv}, {v}), b.reshape(-1, {hv}), a.reshape(-1, {hv})
+"""
+INTERLEAVED = """    share = {hv} // {h} * {v}
+    q, k, v, z = mixed_qkvz.unflatten(1, ({h}, -1)).split([{k}, {k}, share, share], dim=2)
+    b, a = mixed_ba.unflatten(1, ({h}, -1)).chunk(2, dim=2)
+    mixed_qkv = torch.cat([m.flatten(1) for m in (q, k, v)], dim=1)"""
+CONTIGUOUS = """    mixed_qkv, z = mixed_qkvz.split([2 * {h} * {k} + {hv} * {v}, {hv} * {v}], dim=1)
+    mixed_qkv, z, b, a = (part.clone() for part in (mixed_qkv, z, *mixed_ba.chunk(2, dim=1)))"""
+
+SPLIT_QKV = """import torch
+
+
+@torch.no_grad()
+def run(mixed_qkv):
+    q, k, v = mixed_qkv.split([{h} * {k}, {h} * {k}, {hv} * {v}], dim=1)
+    q, k = (m.unflatten(1, ({h}, {k})).clone() for m in (q, k))
+    return q, k, v.unflatten(1, ({hv}, {v})).clone()
+"""
+
 HEADS = ("total_tokens", "num_v_heads")
 KEYS, VALUES = ("total_tokens", "num_k_heads", "head_size"), (*HEADS, "v_head_size")
+SIZES = ("NUM_HEADS_QK", "NUM_HEADS_V", "HEAD_QK", "HEAD_V")
 DECAY, RATE = "The logarithm of the decay.", "The rate at which the state takes values on."
+
+
+@family(
+    "gdn_split_projections",
+    "triton::fused_qkvzba_split_reshape_cat_kernel",
+    "triton::fused_qkvzba_split_reshape_cat_contiguous_kernel",
+)
+def split_projections(call: Invocation) -> KernelInstance:
+    """`mixed_qkvz`, `mixed_ba`: [tokens, …], what belongs to a head of keys together, or (`contiguous`) all queries,
+    then all keys, and so on. `mixed_qkv`: queries, keys, values of all heads; `z`: the output's gate.
+    """
+    qkvz, ba = call.tensor("mixed_qkvz"), call.tensor("mixed_ba")
+    qkv, z, b, a = (call.tensor(name) for name in ("mixed_qkv", "z", "b", "a"))
+    h, hv, k, v = (int(call.number(name)) for name in SIZES)
+    if (qkvz.dtype, ba.dtype) != (qkv.dtype, b.dtype) or qkvz.shape[1] != 2 * (h * k + hv * v):
+        raise Unrecognized("it converts what it splits, or the projections are laid out otherwise")
+    layout, word = (CONTIGUOUS, "_contiguous") if call.base.endswith("contiguous_kernel") else (INTERLEAVED, "")
+    sizes = {"h": h, "hv": hv, "k": k, "v": v}
+    words = abbreviate(qkvz.dtype, torch.bfloat16) + abbreviate(ba.dtype, qkvz.dtype).replace("_", "_ba")
+    return KernelInstance(
+        name=f"gdn_split_projections{word}{words}_qk{h}_v{hv}_k{k}_d{v}",
+        op_type="gdn_split_projections",
+        axes={
+            "total_tokens": None,
+            "qkvz_size": qkvz.shape[1],
+            "ba_size": ba.shape[1],
+            "qkv_size": qkv.shape[1],
+            "num_v_heads": hv,
+            "v_head_size": v,
+        },
+        inputs={
+            "mixed_qkvz": tensor_arg(qkvz, "total_tokens", "qkvz_size"),
+            "mixed_ba": tensor_arg(ba, "total_tokens", "ba_size"),
+        },
+        outputs={
+            "mixed_qkv": tensor_arg(qkv, "total_tokens", "qkv_size"),
+            "z": tensor_arg(z, *VALUES, description="The gate of the output."),
+            "b": tensor_arg(b, *HEADS),
+            "a": tensor_arg(a, *HEADS),
+        },
+        reference=SPLIT_PROJECTIONS.format(split=layout.format(**sizes), **sizes),
+        description="The projections of the gated delta rule, taken apart.",
+    )
+
+
+@family("gdn_split_qkv", "triton::fused_qkv_split_gdn_prefill_kernel")
+def split_qkv(call: Invocation) -> KernelInstance:
+    """`mixed_qkv`: [tokens, queries, keys and values of all heads]; `q`, `k`, `v`: [1, tokens, heads, size]."""
+    mixed, (q, k, v) = call.tensor("mixed_qkv"), (call.tensor(name).flatten(0, 1) for name in "qkv")
+    (h, d), (hv, dv) = q.shape[1:], v.shape[1:]
+    if q.shape != k.shape or {q.dtype, k.dtype, v.dtype} != {mixed.dtype}:
+        raise Unrecognized("its queries and keys differ, or it converts what it splits")
+    return KernelInstance(
+        name=f"gdn_split_qkv{abbreviate(mixed.dtype, torch.bfloat16)}_qk{h}_v{hv}_k{d}_d{dv}",
+        op_type="gdn_split_qkv",
+        axes={
+            "total_tokens": None,
+            "qkv_size": mixed.shape[1],
+            "num_k_heads": h,
+            "num_v_heads": hv,
+            "head_size": d,
+            "v_head_size": dv,
+        },
+        inputs={"mixed_qkv": tensor_arg(mixed, "total_tokens", "qkv_size")},
+        outputs={"q": tensor_arg(q, *KEYS), "k": tensor_arg(k, *KEYS), "v": tensor_arg(v, *VALUES)},
+        reference=SPLIT_QKV.format(h=h, k=d, hv=hv, v=dv),
+        description="Queries, keys and values of the gated delta rule, out of its short convolution's output.",
+    )
 
 
 def projections(call: Invocation, suffix: str = "") -> dict[str, TensorArg]:
@@ -162,4 +258,4 @@ def l2norm(call: Invocation) -> KernelInstance:
     )
 
 
-cost_function("gdn_gating", "gdn_post_conv", "l2norm")(CostInputs.whole)
+cost_function("gdn_split_projections", "gdn_split_qkv", "gdn_gating", "gdn_post_conv", "l2norm")(CostInputs.whole)

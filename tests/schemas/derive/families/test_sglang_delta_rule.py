@@ -123,6 +123,59 @@ def test_output_is_the_kernels(sglang: dict[str, Launcher], dtype: torch.dtype) 
     agrees(OUTPUT, runs(sglang["chunk_fwd_kernel_o"], (1, CHUNKS, HV), BK=K, BV=V), **output(dtype))
 
 
+PROJ, H = "kernels/ops/attention/triton_gdn_fused_proj.py", 2
+SPLIT_PROJECTIONS, SPLIT_CONTIGUOUS, SPLIT_QKV = (
+    f"triton::fused_{name}_kernel.s01234567"
+    for name in ("qkvzba_split_reshape_cat", "qkvzba_split_reshape_cat_contiguous", "qkv_split_gdn_prefill")
+)
+
+
+def projected(dtype: torch.dtype = torch.bfloat16, gates: torch.dtype = torch.bfloat16, **more: Any) -> Arguments:
+    call = {
+        "mixed_qkvz": randn(TOKENS, 2 * (H * K + HV * V), dtype=dtype),
+        "mixed_ba": randn(TOKENS, 2 * HV, dtype=gates, seed=1),
+        "mixed_qkv": torch.full((TOKENS, 2 * H * K + HV * V), 7.0, dtype=dtype),
+        "z": torch.full((TOKENS, HV, V), 7.0, dtype=dtype),
+        **{name: torch.full((TOKENS, HV), 7.0, dtype=gates) for name in "ba"},
+    }
+    return {**call, "NUM_HEADS_QK": H, "NUM_HEADS_V": HV, "HEAD_QK": K, "HEAD_V": V, **more}
+
+
+@DTYPES
+@pytest.mark.parametrize(("operator", "word"), [(SPLIT_PROJECTIONS, ""), (SPLIT_CONTIGUOUS, "_contiguous")])
+def test_projections_are_taken_apart_as_by_the_kernel(operator: str, word: str, dtype: torch.dtype) -> None:
+    kernel = kernels("sglang", PROJ)[operator.split("::")[1].split(".")[0]]
+    strides = {"qkvz_row_stride": 2 * (H * K + HV * V), "ba_row_stride": 2 * HV, "V_POW2": True} if word else {}
+
+    def run(**call: Any) -> None:
+        kernel[(TOKENS, H)](**call, **strides)
+
+    instance = agrees(operator, run, **projected(dtype))
+    words = word + ("" if dtype == torch.bfloat16 else "_fp32_babf16")
+    assert instance.name == f"gdn_split_projections{words}_qk2_v4_k16_d16"
+    assert cost_of_instance(instance).bytes == 2 * cost_of_instance(instance).read
+
+
+@DTYPES
+def test_queries_keys_and_values_are_split_as_by_the_kernel(dtype: torch.dtype) -> None:
+    kernel = kernels("sglang", PROJ)["fused_qkv_split_gdn_prefill_kernel"]
+    names = ("q", H, K), ("k", H, K), ("v", HV, V)
+    call = {name: torch.full((1, TOKENS, heads, size), 7.0, dtype=dtype) for name, heads, size in names}
+    wide = randn(TOKENS, 200, dtype=dtype)
+
+    def run(**call: Any) -> None:
+        sizes = {"NUM_Q_HEADS": H, "NUM_K_HEADS": H, "NUM_V_HEADS": HV, "HEAD_Q": K, "HEAD_K": K, "HEAD_V": V}
+        kernel[(TOKENS,)](**call, **sizes, MIXED_QKV_STRIDE_T=200, MIXED_QKV_STRIDE_D=1, BLOCK_SIZE=128)
+
+    instance = agrees(SPLIT_QKV, run, **call, mixed_qkv=wide[:, : 2 * H * K + HV * V])
+    assert instance.name == f"gdn_split_qkv{'' if dtype == torch.bfloat16 else '_fp32'}_qk2_v4_k16_d16"
+
+
+def test_splits_that_are_declined() -> None:
+    assert declined(SPLIT_PROJECTIONS, **projected(HEAD_V=V // 2))
+    assert declined(SPLIT_PROJECTIONS, **projected(b=torch.empty(TOKENS, HV)))
+
+
 def bound_call(operator: str, call: Arguments, **contents: torch.Tensor) -> BoundCall:
     """What replay knows of a launch: the shapes of its tensors, and the values that a Sample holds."""
     values: dict[str, Value] = {}
