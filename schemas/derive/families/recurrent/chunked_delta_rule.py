@@ -1,10 +1,11 @@
 """gdn_chunk_*: the gated delta rule of a prefill in chunks (arXiv:2412.06464), by Flash Linear Attention's kernels.
 
 In the order in which vLLM launches them for Qwen3-Next (`chunk.py` of 0.22.1 and 0.32): the logarithms of the decays
-summed within each chunk (`gate`); K Kᵀ below the diagonal, scaled by rate and decay; the inverse of one and that; the
-keys and values by which a chunk changes the state (the WY representation). The states and the output that come of
-these are in `chunked_delta_state`. Tensors are [1, tokens, heads, size], the sequences of a batch joined. Products
-round their factors as the kernels do where the result is float32.
+summed within each chunk (`gate`); K Kᵀ below the diagonal, scaled by rate and decay; the inverse of one and that (in
+SGLang 0.5.15 and 0.5.23 one kernel makes it from the keys); the keys and values by which a chunk changes the state (the
+WY representation). The states and the output that come of these are in `chunked_delta_state`. Tensors are [1, tokens,
+heads, size], the sequences of a batch joined. Products round their factors as the kernels do where the result is
+float32.
 """
 
 from __future__ import annotations
@@ -60,6 +61,17 @@ INVERSE = """    assert A.shape[1:] == ({num_v_heads}, {chunk_size})
     inverse = torch.zeros(A.shape, dtype=torch.float32, device=A.device)
 {each_chunk}        one = torch.eye(end - start, device=A.device).expand({num_v_heads}, -1, -1)
         lower = A[start:end, :, : end - start].to(torch.float32).transpose(0, 1).tril(-1)
+        solution = torch.linalg.solve_triangular(one + lower, one, upper=False, unitriangular=True)
+        inverse[start:end, :, : end - start] = solution.transpose(0, 1)
+    return inverse.to(torch.{dtype})
+"""
+
+KKT_INVERSE = """    assert k.shape[1:] == ({num_k_heads}, {head_size}) and beta.shape[1] == {num_v_heads}
+    inverse = torch.zeros((len(k), {num_v_heads}, {chunk_size}), dtype=torch.float32, device=k.device)
+{each_chunk}        key = k[start:end].repeat_interleave({num_v_heads} // {num_k_heads}, dim=1).to(torch.float32)
+        products = torch.einsum("ihk,jhk->hij", key, key){decay}
+        lower = (products * beta[start:end].to(torch.float32).mT[:, :, None]).tril(-1)
+        one = torch.eye(end - start, device=k.device).expand({num_v_heads}, -1, -1)
         solution = torch.linalg.solve_triangular(one + lower, one, upper=False, unitriangular=True)
         inverse[start:end, :, : end - start] = solution.transpose(0, 1)
     return inverse.to(torch.{dtype})
@@ -192,6 +204,18 @@ def kkt_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
     return read_bytes(inputs), 2 * (chunks.pairs - chunks.tokens) * int(inputs["k"][:1].numel())
 
 
+def lower_triangle(inputs: dict[str, TensorArg], out: torch.Tensor) -> TensorArg:
+    """`out`, [1, tokens, heads, chunk size], with zeros where a token is followed by those after it in its chunk."""
+    values, size = {name: arg.value for name, arg in inputs.items()}, out.shape[3]
+
+    def inverse() -> torch.Tensor:
+        positions = chunks_of(values, size).positions(out.shape[1])
+        lower = (torch.arange(size) <= positions[:, None]).to(out.device)
+        return torch.where(lower[:, None], out[0], 0.0)
+
+    return lazy_arg(out.dtype, SQUARE, inverse)
+
+
 @family(
     "gdn_chunk_inverse",
     "triton::solve_tril_16x16_kernel",
@@ -202,20 +226,13 @@ def chunk_inverse(call: Invocation) -> KernelInstance:
     """`A`, `Ai`: [1, tokens, heads, chunk size]; of `Ai` what lies above the diagonal was zero before."""
     matrix, out = call.tensor("A"), call.tensor("Ai")
     inputs = {"A": joined(call, "A", *SQUARE), **sequences_of(call)}
-    values, size = {name: arg.value for name, arg in inputs.items()}, matrix.shape[3]
-
-    def inverse() -> torch.Tensor:
-        positions = chunks_of(values, size).positions(out.shape[1])
-        lower = (torch.arange(size) <= positions[:, None]).to(out.device)
-        return torch.where(lower[:, None], out[0], 0.0)
-
     words = abbreviate(matrix.dtype, torch.float32) + abbreviate(out.dtype, torch.bfloat16).replace("_", "_out")
     return delta_kernel(
         call,
         "gdn_chunk_inverse",
         words,
         inputs,
-        {"inverse": lazy_arg(out.dtype, SQUARE, inverse)},
+        {"inverse": lower_triangle(inputs, out)},
         INVERSE,
         {"dtype": dtype_name(out.dtype)},
         "The inverse of one and a matrix below the diagonal, for each chunk and head.",
@@ -230,6 +247,48 @@ def inverse_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
     below = (chunks.pairs - chunks.tokens) * int(matrix.shape[1])
     flops = int((chunks.lengths**3).sum()) * int(matrix.shape[1]) // 3
     return read_bytes(inputs, "A") + below * matrix.element_size(), flops
+
+
+@family("gdn_chunk_kkt_inverse", "triton::chunk_gated_delta_rule_fwd_kkt_solve_kernel")
+def chunk_kkt_inverse(call: Invocation) -> KernelInstance:
+    """`k`: [1, tokens, key heads, size], `beta`, `g`: [1, tokens, heads], `A`: [1, tokens, heads, chunk size]."""
+    inputs = {
+        "k": joined(call, "k", *KEYS),
+        "beta": joined(call, "beta", *PER_HEAD, description=RATE),
+        **gate_of(call),
+        **sequences_of(call),
+    }
+    key, beta, out = (call.tensor(name) for name in ("k", "beta", "A"))
+    words = ("" if "gate" in inputs else "_nogate") + abbreviate(key.dtype, torch.bfloat16)
+    words += dtype_word(beta, "rate") + abbreviate(out.dtype, key.dtype).replace("_", "_out")
+    return delta_kernel(
+        call,
+        "gdn_chunk_kkt_inverse",
+        words,
+        inputs,
+        {"inverse": lower_triangle(inputs, out)},
+        KKT_INVERSE,
+        {"decay": DECAY if "gate" in inputs else "", "dtype": dtype_name(out.dtype)},
+        "The inverse of one and the products of a chunk's keys below the diagonal, scaled by rate and decay.",
+        kkt_inverse_work,
+    )
+
+
+@counts_work("gdn_chunk_kkt_inverse")
+def kkt_inverse_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
+    solved = int((chunks_of(inputs, size).lengths ** 3).sum()) * int(inputs["beta"].shape[1]) // 3
+    read, flops = kkt_work(inputs, size)
+    return read, flops + solved
+
+
+@replay_rule("triton::chunk_gated_delta_rule_fwd_kkt_solve_kernel")
+class KktInverse(ReplayRule):
+    """Keys of length one and rates below one, as in models: else the inverse grows along each chunk."""
+
+    def prepare(self, bound: BoundCall) -> None:
+        bound.set_content("k", torch.nn.functional.normalize(torch.randn(bound.spec("k").shape), dim=-1))
+        bound.set_content("beta", torch.rand(bound.spec("beta").shape))
+        set_falling_gate(bound, bound.content("chunk_indices"))
 
 
 @replay_rule(

@@ -26,6 +26,7 @@ DELTA_TYPES = (
     "gdn_chunk_cumsum",
     "gdn_chunk_kkt",
     "gdn_chunk_inverse",
+    "gdn_chunk_kkt_inverse",
     "gdn_chunk_wy",
     "gdn_chunk_state",
     "gdn_chunk_output",

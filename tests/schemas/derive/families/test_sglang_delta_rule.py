@@ -21,8 +21,11 @@ from test_chunked_delta_rule import (
     V,
     chunk_indices,
     gate,
+    keys,
     output,
+    rates,
     runs,
+    sequences,
     starts,
     state,
 )
@@ -121,6 +124,55 @@ def test_states_of_a_pool_that_are_declined() -> None:
 @DTYPES
 def test_output_is_the_kernels(sglang: dict[str, Launcher], dtype: torch.dtype) -> None:
     agrees(OUTPUT, runs(sglang["chunk_fwd_kernel_o"], (1, CHUNKS, HV), BK=K, BV=V), **output(dtype))
+
+
+KKT_INVERSE = "triton::chunk_gated_delta_rule_fwd_kkt_solve_kernel.s01234567"
+
+
+def kkt_inverse(dtype: torch.dtype = torch.bfloat16, **more: Any) -> Arguments:
+    """The kernel has chunks of 64 tokens, in four blocks."""
+    out = torch.zeros(1, TOKENS, HV, 64, dtype=dtype)
+    call = {"k": keys(dtype), "g": gate(), "beta": rates(torch.float32), "A": out, **sequences(64), "BT": 64}
+    return {**call, **more}
+
+
+@DTYPES
+@pytest.mark.parametrize("decays", [True, False])
+def test_inverse_of_products_is_the_kernels(dtype: torch.dtype, decays: bool) -> None:
+    """Of chunks of one to four blocks, the last of which is not full."""
+    head = '_MERGE_DOT_PRECISION = tl.constexpr("ieee")\n'
+    files = (f"{FLA}{name}.py" for name in ("op", "chunk_fwd"))
+    kernel = kernels("sglang", *files, head=head)["chunk_gated_delta_rule_fwd_kkt_solve_kernel"]
+    lengths = [19, 0, 70, 33]
+    chunks = torch.tensor([[0, 0], [2, 0], [2, 1], [3, 0]], dtype=torch.int32)
+    total = sum(lengths)
+    key = torch.nn.functional.normalize(randn(1, total, H, K, dtype=torch.float32, seed=1), dim=-1).to(dtype)
+    logs = -randn(1, total, HV, dtype=torch.float32, seed=2).exp() / 8
+    parts = [part.cumsum(1) for row in logs.split(lengths, 1) for part in row.split(64, 1)]
+    call = kkt_inverse(
+        dtype,
+        k=key,
+        g=torch.cat(parts, dim=1) if decays else None,
+        beta=randn(1, total, HV, dtype=torch.float32, seed=3).sigmoid(),
+        A=torch.zeros(1, total, HV, 64, dtype=dtype),
+        cu_seqlens=starts(lengths),
+        chunk_indices=chunks,
+    )
+    instance = agrees(KKT_INVERSE, runs(kernel, (4, HV), BC=16, BK=K), **call)
+    words = ("" if decays else "_nogate") + ("_fp32" if dtype == torch.float32 else "")
+    assert instance.name == f"gdn_chunk_kkt_inverse{words}_qk2_v4_k16_c64"
+    assert instance.outputs["inverse"].get()[0, 0].tolist() == [1.0] + [0.0] * 63
+    pairs = sum(n * (n - 1) // 2 for n in (19, 64, 6, 33))
+    assert instance.flops() == 2 * pairs * H * K + sum(n**3 for n in (19, 64, 6, 33)) * HV // 3
+
+
+def test_replayed_keys_keep_the_inverse_small() -> None:
+    sampled = {"cu_seqlens": starts(LENGTHS), "chunk_indices": chunk_indices(64)}
+    made = bound_call(KKT_INVERSE, kkt_inverse(), **sampled)
+    key, rate, sums = (made.content(name) for name in ("k", "beta", "g"))
+    assert key is not None and key.norm(dim=-1).sub(1).abs().max() < 1e-5
+    assert rate is not None and rate.min() >= 0 and rate.max() <= 1
+    assert sums is not None and sums[0, :19].diff(dim=0).max() <= 0
 
 
 PROJ, H = "kernels/ops/attention/triton_gdn_fused_proj.py", 2
