@@ -84,9 +84,9 @@ class AppendSharedExperts(ReplayRule):
     """Ids that no Sample holds are drawn: each token's are distinct, and none is a shared expert's."""
 
     def prepare(self, bound: BoundCall) -> None:
-        spec, experts = bound.spec("topk_ids_ptr"), bound.integer("N_BASE")
+        (tokens, top_k), experts = bound.spec("topk_ids_ptr").shape, bound.integer("N_BASE")
         if bound.content("topk_ids_ptr") is None:
-            bound.set_content("topk_ids_ptr", drawn_experts(bound, *spec.shape, experts))
+            bound.set_content("topk_ids_ptr", drawn_experts(bound, tokens, top_k, experts))
         set_zeros(bound, "out_ids_ptr")
 
 

@@ -75,10 +75,8 @@ def track_states(call: Invocation) -> KernelInstance:
 
 def copied_bytes(mask: torch.Tensor, *pools: torch.Tensor) -> int:
     """Of the states that are copied. `pools`: whose axis of states is told from that of layers by their rank."""
-    count = int(require_values(mask, "mask of its sequences").sum())
-    return count * sum(
-        total_bytes(pool) // max(pool.shape[-len(axes)], 1) for pool, axes in zip(pools, (CONV, SSM), strict=True)
-    )
+    states = [total_bytes(pool) // pool.shape[-len(axes)] for pool, axes in zip(pools, (CONV, SSM), strict=True)]
+    return int(require_values(mask, "mask of its sequences").sum()) * int(sum(states))
 
 
 @cost_function("mamba_track")
