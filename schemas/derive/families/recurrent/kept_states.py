@@ -12,7 +12,7 @@ from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
 from kcap.schemas.derive.index_arguments import renumber_densely, shrink_caches
-from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
+from kcap.schemas.derive.invocation import Invocation, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
 
@@ -36,14 +36,16 @@ CONV, SSM = ("pool_size", "conv_dim", "conv_width"), ("pool_size", "nheads", "he
 
 @family("mamba_track", OPERATOR)
 def track_states(call: Invocation) -> KernelInstance:
-    """`conv_states_ptr`: [states, channels, width], `ssm_states_ptr`: [states, heads, …], with layers before them."""
+    """`conv_states_ptr`: [states, channels, width], `ssm_states_ptr`: [states, heads, …], with layers before them.
+
+    Of a graph's batch, a buffer may be longer than the others.
+    """
     conv, ssm = (call.tensor(name) for name in STATES)
     names = ("cache_indices_ptr", "mamba_track_mask_ptr", "mamba_track_indices_ptr")
-    sources, mask, targets = (call.tensor(name) for name in names)
+    tensors = [call.tensor(name) for name in names]
+    sources, mask, targets = (tensor[: min(map(len, tensors))] for tensor in tensors)
     layered = conv.dim() == len(CONV) + 1
     conv_axes, ssm_axes = (("num_layers", *axes) if layered else axes for axes in (CONV, SSM))
-    if len(conv_axes) != conv.dim() or len(ssm_axes) != ssm.dim():
-        raise Unrecognized("states of another shape")
     sizes = {
         axis: size
         for axes, tensor in ((CONV, conv), (SSM, ssm))

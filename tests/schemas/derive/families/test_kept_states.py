@@ -63,7 +63,8 @@ def test_copied_states_are_the_kernels(layers: int) -> None:
 
 
 def test_a_freed_state_is_not_copied() -> None:
-    agrees(OPERATOR, run, **tracked(mamba_track_mask_ptr=torch.ones(4, dtype=torch.bool)))
+    targets = torch.tensor([4, -1, 2, 5])
+    agrees(OPERATOR, run, **tracked(mamba_track_mask_ptr=torch.ones(4) > 0, mamba_track_indices_ptr=targets))
 
 
 @pytest.mark.parametrize("layers", [0, 3])
@@ -74,6 +75,11 @@ def test_states_that_are_copied_are_read_and_written(layers: int) -> None:
     function = cost_function_for("mamba_track")
     inputs = {name: arg.get() for name, arg in instance.inputs.items()}
     assert function is not None and function(CostInputs(instance.definition(), inputs)).bytes == cost.bytes
+
+
+def test_a_graphs_buffer_may_be_longer_than_its_batch() -> None:
+    call = tracked(mamba_track_indices_ptr=torch.tensor([4, 0, 2, -1, 7, 7]))
+    assert agrees(OPERATOR, run, **call).inputs["track_indices"].get().tolist() == [4, 0, 2, -1]
 
 
 def test_states_of_another_shape_are_declined() -> None:
