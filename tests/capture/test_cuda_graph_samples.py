@@ -121,6 +121,33 @@ def test_what_a_graph_computes_itself_is_not_read_before_its_replay(
     assert seen(record(body)) == [("decode", {"1": [1, 1]})]
 
 
+def test_where_tensors_begin_takes_no_place_of_values_that_a_graph_makes(
+    kind: Any, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a call whose integers are the graph's own, what was read of it eagerly is all that is known."""
+    rows, lens = torch.zeros(4, 4), torch.ones(2, dtype=torch.int32)
+    private: list[tuple[int, int]] = [(0, 8)]
+    monkeypatch.setattr(cuda_graphs, "private_ranges", lambda: private)
+
+    def look(n: int) -> None:
+        torch.ops.kcs.attend(rows[n], lens, [], torch.arange(4))
+
+    def body(recorder: Any) -> None:
+        for n in (1, 2, 3, 1):
+            with recorder.step("decode"):
+                look(n)
+        private.append((lens.data_ptr(), lens.data_ptr() + 8))
+        graph = captured(kind, lambda: (look(1), look(2), look(3)))
+        for _ in range(60):
+            with recorder.step("decode"):
+                graph.replay()
+
+    recording = record(body)
+    attended = {call.id for call in recording.calls if call.operator == "kcs::attend"}
+    samples = [one for one in recording.samples if one.call in attended]
+    assert len(samples) == 4 and all(one.tensors for one in samples), samples
+
+
 def test_samples_of_a_long_run_are_spread_and_few(kind: Any, record: Record) -> None:
     def body(recorder: Any) -> None:
         lens = torch.zeros(1, dtype=torch.int64)

@@ -236,7 +236,7 @@ bool sample_call(Thread& t, const GraphSample& from, size_t phase, int slot, Cop
   if (!from.offsets.empty()) sample.head += ",\"offsets\":{" + from.offsets + "}";
   for (const GraphInput& input : from.inputs)
     if (!add_graph_input(sample, input, copied)) { g->shard.header(hSamplesSkipped)++; return false; }
-  if (!sample.tensors.empty() || !from.offsets.empty()) g->banks.add(std::move(sample));
+  if (!sample.tensors.empty() || (from.inputs.empty() && !from.offsets.empty())) g->banks.add(std::move(sample));
   return true;
 }
 
