@@ -317,10 +317,8 @@ def draw_indices(bound: BoundCall, path: str, spec: TensorSpec, argument: Argume
 
 def draw_numbers(low: int, high: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     """Of many, those of one block again and again: hundreds of megabytes of packed weights would take seconds."""
-    size = math.prod(shape)
-    block = torch.randint(
-        low, high + 1, (min(size, RANDOM_BLOCK),), dtype=torch_dtype(dtype) if dtype in DATA_DTYPES else torch.int64
-    )
+    size, drawn = math.prod(shape), torch_dtype(dtype) if dtype in DATA_DTYPES else torch.int64
+    block = torch.randint(low, min(high, torch.iinfo(drawn).max) + 1, (min(size, RANDOM_BLOCK),), dtype=drawn)
     return block.repeat(-(-size // max(len(block), 1)))[:size].reshape(shape)
 
 

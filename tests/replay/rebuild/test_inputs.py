@@ -169,6 +169,12 @@ def test_many_numbers_are_those_of_one_block(shape: tuple[int, ...], dtype: str)
     assert not shape or not drawn.numel() or drawn.unique().tolist() == [1, 2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_no_number_is_drawn_that_its_dtype_has_not(dtype: str) -> None:
+    drawn = rebuild.draw_numbers(0, 999, (4096,), dtype)
+    assert drawn.min() >= 0 and drawn.max() <= torch.iinfo(getattr(torch, dtype)).max
+
+
 def test_indices_outside_aten_are_never_guessed() -> None:
     spec = TensorSpec((4,), "int32")
     with pytest.raises(Skip, match="were not recorded"):
