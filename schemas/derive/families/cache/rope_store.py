@@ -11,7 +11,7 @@ from kcap.schemas.derive.bound_call import BoundCall
 from kcap.schemas.derive.cost import Cost, CostInputs, distinct_bytes
 from kcap.schemas.derive.families import cost_function, family, replay_rule
 from kcap.schemas.derive.families.cache.replay_rules import slots_in_use
-from kcap.schemas.derive.families.cache.update import ROW_AXES
+from kcap.schemas.derive.families.cache.update import ROW_AXES, rows_written
 from kcap.schemas.derive.families.rope import ROTATE, SglangRopeRule, sglang_rope
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, lazy_arg, tensor_arg
@@ -69,17 +69,22 @@ def rope_and_store(call: Invocation) -> KernelInstance:
         outputs={**rope.outputs, **written},
         reference=REFERENCE.format(rot=k.shape[-1]),
         description="Rotary position embedding of queries and keys; keys and values are written to a cache.",
-        touched=lambda: (rotated() if rotated else 0) + total_bytes(k) + 2 * total_bytes(v) + total_bytes(slots),
+        touched=lambda: (
+            (rotated() if rotated else 0)
+            + rows_written(slots) * (total_bytes(k[:1]) + 2 * total_bytes(v[:1]))
+            + total_bytes(slots)
+        ),
     )
 
 
 @cost_function("rope_store")
 def rope_store_cost(inputs: CostInputs) -> Cost:
     """What it rotates is written, as are the tokens' rows of the caches, which may be written in place."""
-    rows = len(inputs.index("positions").unique())
-    rotated = inputs.read("q", "k")
-    read = rotated + inputs.read("v", "positions", "slot_mapping") + rows * distinct_bytes(inputs["cos_sin_cache"][:1])
-    return Cost(read + rotated + inputs.read("k", "v"), read, 0, inputs.dtype)
+    rows, written = len(inputs.index("positions").unique()), rows_written(inputs.index("slot_mapping"))
+    rotated, k, v = inputs.read("q", "k"), distinct_bytes(inputs["k"][:1]), distinct_bytes(inputs["v"][:1])
+    read = rotated + written * v + inputs.read("positions", "slot_mapping")
+    read += rows * distinct_bytes(inputs["cos_sin_cache"][:1])
+    return Cost(read + rotated + written * (k + v), read, 0, inputs.dtype)
 
 
 @replay_rule("sglang::apply_rope_inplace_with_kvcache")

@@ -132,8 +132,8 @@ def update_instance(call: Invocation, caches: Callable[[], Pair], slots: TensorA
 def _touched(slots: TensorArg, k: torch.Tensor, skipped: int | None) -> int:
     """Bytes: of a token that is padding, neither key nor value is read."""
     indices: torch.Tensor = slots.get()
-    rows = len(k) if indices.is_meta else int((indices >= 0 if skipped is None else indices != skipped).sum())
-    return int(4 * rows * k[:1].numel() * k.element_size()) + total_bytes(indices)
+    used = indices if skipped is None or indices.is_meta else indices[indices != skipped]
+    return 4 * rows_written(used) * total_bytes(k[:1]) + total_bytes(indices)
 
 
 def new_rows(call: Invocation, slots: TensorArg, *names: str) -> torch.Tensor:
@@ -179,13 +179,13 @@ def latent_update(call: Invocation) -> KernelInstance:
         outputs={"kv_cache_out": lazy_arg(cache.dtype, rows, lambda: call.tensor("kv_cache"))},
         reference=LATENT_REFERENCE.format(ckv=c, kpe=p, ps=page_size, both=width),
         description="New latent keys and values are written to a paged cache.",
-        touched=lambda: _used(slots.value) * 2 * width * cache.element_size() + total_bytes(slots.value),
+        touched=lambda: rows_written(slots.value) * 2 * width * cache.element_size() + total_bytes(slots.value),
     )
 
 
-def _used(slots: torch.Tensor) -> int:
-    """Tokens that are no padding."""
-    return int(slots.numel() if slots.is_meta else (slots >= 0).sum())
+def rows_written(slots: torch.Tensor) -> int:
+    """How many rows of a cache: none for padding, and one where several tokens, which pad a batch, share a slot."""
+    return slots.numel() if slots.is_meta else len(slots[slots >= 0].unique())
 
 
 ROWS_REFERENCE = """import torch
@@ -226,7 +226,7 @@ def rows_update(call: Invocation) -> KernelInstance:
         outputs={"cache_out": lazy_arg(cache.dtype, CACHE_AXES, lambda: call.tensor("self")[:, None])},
         reference=ROWS_REFERENCE.format(kv=heads, d=dim),
         description="New keys, or new values, are written to a cache of rows.",
-        touched=lambda: 2 * total_bytes(new) + total_bytes(slots),
+        touched=lambda: 2 * rows_written(slots) * total_bytes(new[:1]) + total_bytes(slots),
     )
 
 
@@ -234,5 +234,5 @@ def rows_update(call: Invocation) -> KernelInstance:
 def cache_update_cost(inputs: CostInputs) -> Cost:
     """The caches may be written in place."""
     slots, new = inputs.index("slot_mapping"), [name for name in ("k", "v", "ckv", "kpe", "new") if name in inputs]
-    read = int((slots >= 0).sum()) * sum(distinct_bytes(inputs[name][:1]) for name in new)
+    read = rows_written(slots) * sum(distinct_bytes(inputs[name][:1]) for name in new)
     return Cost(2 * read + inputs.read("slot_mapping"), read, 0, inputs.dtype)

@@ -9,6 +9,8 @@ import torch
 from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, needs_avx512, randn
 from paging import batch
 
+from kcap.schemas.derive.cost import CostInputs
+from kcap.schemas.derive.families import cost_function_for
 from kcap.schemas.derive.kernel import KernelInstance
 
 SIZES = [(1, 2, 64), (5, 1, 32), (33, 4, 64), (64, 8, 128), (90, 3, 96)]
@@ -122,6 +124,17 @@ def test_sglangs_operator(skipped: int | None):
     tensors = {name: randn(*shape, seed=n) for n, (name, shape) in enumerate(names.items())}
     kernel = agrees("sglang::store_cache", run, **tensors, indices=torch.tensor([7, 0, 49, 3]), **more)
     assert kernel.name == f"cache_update{'_skip0' if skipped == 0 else ''}_kv1_d128_ps1"
+
+
+@pytest.mark.parametrize(("slots", "rows"), [([7, 9, 49, 3], 4), ([7, 0, 0, 0], 2)])
+def test_slots_that_several_tokens_share_are_written_once(slots: list[int], rows: int):
+    """As by the padding of a graph's batch."""
+    names = {"k": (4, 128), "v": (4, 128), "k_cache": (50, 128), "v_cache": (50, 128)}
+    tensors = {name: randn(*shape, seed=n) for n, (name, shape) in enumerate(names.items())}
+    kernel = kernel_of("sglang::store_cache", **tensors, indices=torch.tensor(slots))
+    function, inputs = cost_function_for("cache_update"), {name: arg.get() for name, arg in kernel.inputs.items()}
+    assert kernel.touched is not None and function is not None
+    assert kernel.touched() == function(CostInputs(checked(kernel), inputs)).bytes == rows * 4 * 128 * 2 + 4 * 8
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
