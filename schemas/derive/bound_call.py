@@ -143,8 +143,8 @@ def _with_sample(value: Value, path: str, sample: Sample | None) -> Value:
 
 
 def invocation_of_bound(bound: BoundCall, launch: Launch | None = None) -> Invocation:
-    """The invocation without data but for its integer tensors' values."""
-    specs = dict(bound.integers())
+    """The invocation without data but for the values of its tensors of integers and of bools."""
+    specs = {path: spec for path, spec in bound.tensors() if BY_NAME[spec.dtype].kind in ("int", "bool")}
     contents = {path: pad_to_shape(values, specs[path]) for path, values in bound.contents.items() if path in specs}
     return invocation_of(Call(id=0, operator=bound.operator, args=bound.args, launch=launch), contents)
 

@@ -85,7 +85,7 @@ LACKS = "import importlib.util as util; raise SystemExit(util.find_spec('{}') is
 
 class Parts:
     """The parts, each of which answers its lines of the table. `gpus`: how many there are; `asked`: parts by name;
-    `given`: arguments of each recorded engine."""
+    `engine_args`: more of each recorded engine."""
 
     def __init__(
         self,
@@ -95,10 +95,10 @@ class Parts:
         until: float,
         patience: float,
         asked: Sequence[str] = (),
-        given: Sequence[str] = (),
+        engine_args: Sequence[str] = (),
     ) -> None:
         self.output, self.ranks, self.gpus, self.until, self.patience = output, ranks, gpus, until, patience
-        self.asked, self.given = asked, given
+        self.asked, self.engine_args = asked, engine_args
         self.setups = setups(ranks, gpus > 0)
         recordings = {name: partial(self.recorded, name) for name in self.setups}
         others = {"overhead": self.overhead, "sglang-overhead": self.sglang_overhead}
@@ -142,7 +142,7 @@ class Parts:
         load = ("--num-prompts", 16, "--input-len", 256, "--output-len", 32)
         load = load if self.gpus else ("--num-prompts", 2, "--input-len", 24, "--output-len", 4)
         options = ["-o", path, "--force", *(["--check-coverage"] if self.gpus else []), *more]
-        arguments = [*setup.arguments, *(setup.serving() if self.gpus else ()), *self.given]
+        arguments = [*setup.arguments, *(setup.serving() if self.gpus else ()), *self.engine_args]
         if setup.replicas > 1:
             program = Path(__file__).with_name("replicas.py")
             words = [setup.model, setup.layers, setup.replicas, *(["--eager"] if setup.eager else []), *arguments]

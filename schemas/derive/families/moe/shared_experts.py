@@ -6,10 +6,13 @@ logits, or of the product of the hidden states and a gate (both 0.5.23; 0.5.15 h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from kcap.schemas.derive.bound_call import BoundCall
-from kcap.schemas.derive.cost import CostInputs
+from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
 from kcap.schemas.derive.families.moe.align import drawn_experts
 from kcap.schemas.derive.families.moe.fused import expert_ids, expert_weights
@@ -61,7 +64,13 @@ def append_shared_experts(call: Invocation) -> KernelInstance:
         },
         reference=REFERENCE.format(inputs=", ".join(inputs), e=e, k=k, s=s, weights=text),
         description="The shared experts behind those that each token chose, with their weights.",
+        flops=gate_flops({name: arg.value for name, arg in inputs.items()}),
     )
+
+
+def gate_flops(inputs: Mapping[str, Any]) -> int:
+    """Of the product that makes the shared experts' weights; 0 where they are given."""
+    return 2 * int(inputs["hidden_states"].numel()) if "hidden_states" in inputs else 0
 
 
 def weight_of_shared(call: Invocation) -> tuple[dict[str, TensorArg], str, str]:
@@ -92,4 +101,8 @@ class AppendSharedExperts(ReplayRule):
 
 valid_input("topk_ids", op_types=(OP_TYPE,))(expert_ids)
 valid_input("topk_weights", "shared_weights", op_types=(OP_TYPE,))(expert_weights)
-cost_function(OP_TYPE)(CostInputs.whole)
+
+
+@cost_function(OP_TYPE)
+def shared_experts_cost(inputs: CostInputs) -> Cost:
+    return inputs.whole(gate_flops(inputs.inputs))

@@ -9,12 +9,12 @@ states and the number of each sequence's, whose state it replaces.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.families import ReplayRule, family, replay_rule, valid_input
 from kcap.schemas.derive.families.recurrent.chunked_delta_rule import (
     DECAY,
@@ -27,7 +27,13 @@ from kcap.schemas.derive.families.recurrent.chunked_delta_rule import (
     sequences_of,
     set_falling_gate,
 )
-from kcap.schemas.derive.families.recurrent.chunks import chunks_of, counts_work, numbered, read_bytes
+from kcap.schemas.derive.families.recurrent.chunks import (
+    chunks_of,
+    counts_work,
+    numbered,
+    read_bytes,
+    sequences_with_states,
+)
 from kcap.schemas.derive.families.recurrent.states import shrink_states, states_arg
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import (
@@ -90,7 +96,7 @@ def chunk_state(call: Invocation) -> KernelInstance:
     `chunk_offsets`: where the chunks of each sequence begin, of which it is told which chunk is whose.
     """
     call.refuse("gk", "USE_EXP2", "TRACK_STATE")
-    before = pooled_states(call) if call["initial_state_indices"] is not None else given_states(call)
+    before = pooled_states(call) if call["initial_state_indices"] is not None else states_by_sequence(call)
     inputs = {
         "k": joined(call, "k", *KEYS),
         "w": joined(call, "w", "total_tokens", "num_v_heads", "head_size"),
@@ -132,7 +138,7 @@ class SequenceStates:
     word: str = ""
 
 
-def given_states(call: Invocation) -> SequenceStates:
+def states_by_sequence(call: Invocation) -> SequenceStates:
     """vLLM's: a state for each sequence."""
     axes, final = ("num_seqs", *STATES[1:]), call.optional("ht")
     return SequenceStates(
@@ -148,15 +154,26 @@ def given_states(call: Invocation) -> SequenceStates:
 
 
 def pooled_states(call: Invocation) -> SequenceStates:
-    """SGLang's: negative numbers stand for padding, which starts from zero and keeps no state."""
+    """SGLang's: negative numbers stand for padding, which starts from zero and keeps no state.
+
+    0.5.15's kernel, which has no stride of states, does not ask: it reaches before the pool.
+    """
     state, count = call.tensor("initial_state"), len(call.tensor("initial_state_indices"))
+    numbers = states_arg(call, "num_seqs", count, -1, "initial_state_indices")
+
+    def in_pool() -> torch.Tensor:
+        states: torch.Tensor = numbers.get()
+        if call["stride_init_state"] is None and (states < 0).any():
+            raise Unrecognized("its padding has no state")
+        return states
+
     if call["USE_INITIAL_STATE"] is not True or call["INPLACE_UPDATE"] is not True:
         raise Unrecognized("it reads or keeps no states")
     return SequenceStates(
         tensor=state,
         inputs={
             "state": tensor_arg(state, *POOL, description="The states of all sequences, updated in place."),
-            "state_indices": states_arg(call, "num_seqs", count, -1, "initial_state_indices"),
+            "state_indices": replace(numbers, value=in_pool),
         },
         outputs={"new_state": lazy_arg(state.dtype, POOL, lambda: state)},
         texts={"initial": OF_POOL, "stored": INTO_POOL, "final": ", new_state"},
@@ -177,9 +194,8 @@ def state_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
     flops = 4 * chunks_of(inputs, size).tokens
     if (pool := inputs.get("state")) is None:
         return read_bytes(inputs), flops * int(inputs["initial_state"][:1].numel())
-    count = len(inputs["cu_seqlens"]) - 1
-    read = count * (total_bytes(pool[:1]) + 4)
-    return read_bytes(inputs, "state", "state_indices") + read, flops * int(pool[:1].numel())
+    numbers, states = 4 * (len(inputs["cu_seqlens"]) - 1), sequences_with_states(inputs) * total_bytes(pool[:1])
+    return read_bytes(inputs, "state", "state_indices") + numbers + states, flops * int(pool[:1].numel())
 
 
 @replay_rule("triton::chunk_gated_delta_rule_fwd_kernel_h_blockdim64")
@@ -192,6 +208,9 @@ class ChunkState(ReplayRule):
             bound.set_content(name, scale * unit)
         if bound["initial_state_indices"] is not None:
             shrink_states(bound, ("initial_state",), "initial_state_indices")
+            states = bound.content("initial_state_indices")
+            if bound["stride_init_state"] is None and states is not None and (states < 0).any():
+                raise Skip("its padding has no state, and the kernel would reach before the pool")
         offsets = bound.content("chunk_offsets")
         set_falling_gate(bound, None if offsets is None else indices_of(offsets, bound.spec("h").shape[1]))
 
@@ -228,11 +247,6 @@ def output_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
     chunks, key, value = chunks_of(inputs, size), int(inputs["k"][:1].numel()), int(inputs["v_new"][:1].numel())
     state = int(inputs["h"][:1].numel())
     return read_bytes(inputs), 2 * (chunks.tokens * state + chunks.pairs * (key + value))
-
-
-@valid_input("state_indices", op_types=("gdn_chunk_state",))
-def distinct_states(draft: WorkloadDraft, name: str) -> torch.Tensor:
-    return draft.distinct(draft.shape(name)[0], draft.size("pool_size") or 1)
 
 
 @valid_input("w", op_types=("gdn_chunk_state",))

@@ -132,7 +132,14 @@ def read_bytes(inputs: Mapping[str, Any], *without: str) -> int:
 def unwritten_bytes(inputs: Mapping[str, Any]) -> int:
     """Of a pool of states, which is an output, too: those that no sequence has."""
     pool = inputs.get("state")
-    return 0 if pool is None else total_bytes(pool) - (len(inputs["cu_seqlens"]) - 1) * total_bytes(pool[:1])
+    return 0 if pool is None else total_bytes(pool) - sequences_with_states(inputs) * total_bytes(pool[:1])
+
+
+def sequences_with_states(inputs: Mapping[str, Any]) -> int:
+    """How many sequences have a state in the pool; the others are padding."""
+    numbers = inputs["state_indices"]
+    states = require_values(numbers() if callable(numbers) else numbers, "states of its sequences")
+    return int((states >= 0).sum())
 
 
 def chunk_kernel(

@@ -164,7 +164,7 @@ def projections(call: Invocation, suffix: str = "") -> dict[str, TensorArg]:
 def gating(call: Invocation) -> KernelInstance:
     """`g`, `beta_output`: [1, tokens, heads]. Of Olmo a rate may be twice as large.
 
-    SGLang's kernel, which alone has strides, writes rates of float32 that are rounded to the dtype of `b`.
+    SGLang's kernel, of those read the one with strides, writes rates of float32 that are rounded to the dtype of `b`.
     """
     require_softplus(call["threshold"], call["beta"])
     inputs, decay, rate = projections(call), call.tensor("g").flatten(0, -2), call.tensor("beta_output").flatten(0, -2)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall, Skip
+from kcap.schemas.derive.bound_call import BoundCall
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
-from kcap.schemas.derive.index_arguments import renumber_densely, shrink_caches
+from kcap.schemas.derive.families.recurrent.states import shrink_states
+from kcap.schemas.derive.index_arguments import shrink_caches
 from kcap.schemas.derive.invocation import Invocation, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
@@ -71,44 +72,46 @@ def track_states(call: Invocation) -> KernelInstance:
         },
         reference=REFERENCE.format(layers=":, " if layered else ""),
         description="States of sequences, copied to other places of their pool.",
-        touched=lambda: copied_bytes(mask, conv, ssm) * 2 + total_bytes(sources, mask, targets),
+        touched=lambda: 2 * copied_bytes(sources, mask, targets, conv, ssm) + total_bytes(sources, mask, targets),
     )
 
 
-def copied_bytes(mask: torch.Tensor, *pools: torch.Tensor) -> int:
+def copied_bytes(sources: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor, *pools: torch.Tensor) -> int:
     """Of the states that are copied. `pools`: whose axis of states is told from that of layers by their rank."""
     states = [total_bytes(pool) // pool.shape[-len(axes)] for pool, axes in zip(pools, (CONV, SSM), strict=True)]
-    return int(require_values(mask, "mask of its sequences").sum()) * int(sum(states))
+    copied = require_values(mask, "mask of its sequences") & (require_values(sources, "states of its sequences") >= 0)
+    return int((copied & (require_values(targets, "states to copy to") >= 0)).sum()) * int(sum(states))
 
 
 @cost_function("mamba_track")
 def track_cost(inputs: CostInputs) -> Cost:
-    copied = copied_bytes(inputs["track_mask"], inputs["conv_state"], inputs["ssm_state"])
-    read = copied + inputs.read("state_indices", "track_mask", "track_indices")
+    numbers = ("state_indices", "track_mask", "track_indices")
+    copied = copied_bytes(*(inputs[name] for name in (*numbers, "conv_state", "ssm_state")))
+    read = copied + inputs.read(*numbers)
     return Cost(read + copied, read, 0, inputs.dtype)
 
 
 @replay_rule(OPERATOR)
 class TrackStates(ReplayRule):
-    """Each sequence may be copied to a state that no other has; none is, as in most steps (all but one in 256)."""
+    """Each sequence may be copied to a state that no other has. None is where it is timed, as in most steps (all but
+    one in 256); what is compared copies each that has a state and a place to go."""
+
+    idempotent_writes = STATES
 
     def prepare(self, bound: BoundCall) -> None:
-        if (sources := bound.content("cache_indices_ptr")) is None:
-            raise Skip("no Sample holds the states of its sequences")
-        dense, count = renumber_densely(torch.cat([torch.zeros(1, dtype=torch.int64), sources.long()]))
-        bound.set_content("cache_indices_ptr", dense[1:])
-        if bound.content("mamba_track_mask_ptr") is None:
-            bound.set_content("mamba_track_mask_ptr", torch.zeros(len(sources), dtype=torch.bool))
+        count = shrink_states(bound, (), "cache_indices_ptr")
+        sources = bound.contents[str(bound.index("cache_indices_ptr"))]
         states = bound.spec("conv_states_ptr").shape[-len(CONV)]
-        end = min(count + len(sources), states)
-        bound.set_content("mamba_track_indices_ptr", (count + torch.arange(len(sources))) % end)
+        targets = count + torch.arange(len(sources))
+        copied = (sources >= 0) & (targets < states) & (not bound.timed)
+        bound.set_content("mamba_track_mask_ptr", copied)
+        bound.set_content("mamba_track_indices_ptr", torch.where(targets < states, targets, -1))
         if len(bound.spec("conv_states_ptr").shape) == len(CONV):
-            shrink_caches(bound, STATES, end)
+            shrink_caches(bound, STATES, min(count + len(sources), states))
 
-
-@valid_input("state_indices", op_types=("mamba_track",))
-def sources(draft: WorkloadDraft, name: str) -> torch.Tensor:
-    return draft.distinct(draft.shape(name)[0], draft.size("pool_size") or 1)
+    def touched(self, bound: BoundCall, total: int) -> int:
+        """Where none is copied, the numbers alone."""
+        return min(total, 16 * len(bound.contents[str(bound.index("cache_indices_ptr"))])) if bound.timed else total
 
 
 @valid_input("track_indices", op_types=("mamba_track",))

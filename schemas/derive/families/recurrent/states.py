@@ -64,8 +64,8 @@ def states_arg(call: Invocation, axis: str, count: int, padding: float | None, *
     return lazy_arg("int32", (axis,), lambda: state_of_each(call, count, padding, *names), text)
 
 
-def shrink_states(bound: BoundCall, caches: tuple[str, ...], *names: str) -> None:
-    """Renumber the states that the arguments of these `names` tell, and cut the `caches` down to them.
+def shrink_states(bound: BoundCall, caches: tuple[str, ...], *names: str) -> int:
+    """Renumber the states that the arguments of these `names` tell, and cut the `caches` down to them: how many.
 
     State 0 stays: it may stand for padding. Skip where no Sample holds them.
     """
@@ -81,6 +81,7 @@ def shrink_states(bound: BoundCall, caches: tuple[str, ...], *names: str) -> Non
     for (name, table), part in zip(tables.items(), parts, strict=True):
         bound.set_content(name, part.reshape(table.shape))
     shrink_caches(bound, caches, count)
+    return count
 
 
 @replay_rule("triton::_selective_scan_update_kernel")
@@ -177,6 +178,7 @@ def log_rates(draft: WorkloadDraft, name: str) -> torch.Tensor:
     return forgetting_rates(draft, *draft.shape(name)).log()
 
 
+@valid_input("state_indices", op_types=("gdn_chunk_state", "mamba_track"))
 @valid_input("*_indices", "cache_indices", "*_slots", op_types=STATEFUL)
 def state_indices(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     """A state each, no two the same: each is written by its own sequence."""

@@ -11,9 +11,9 @@ from interpreted import kernels
 from test_chunked_delta_rule import made_by_rule
 from test_sglang_delta_rule import bound_call
 
-from kcap.schemas.derive.bound_call import Skip
+from kcap.schemas.derive.bound_call import Skip, invocation_of_bound, replay_rule_for
 from kcap.schemas.derive.cost import CostInputs, cost_of_instance
-from kcap.schemas.derive.families import cost_function_for
+from kcap.schemas.derive.families import cost_function_for, recognize
 from kcap.schemas.derive.workload_draft import WorkloadDraft
 
 OPERATOR = "triton::track_mamba_state_if_needed_kernel.s01234567"
@@ -92,13 +92,22 @@ def test_replay_copies_to_states_behind_the_batchs() -> None:
     contents = [bound.content(name) for name in ("cache_indices_ptr", "mamba_track_indices_ptr")]
     assert [content.tolist() for content in contents if content is not None] == [[3, 1, 2, -1], [4, 5, 6, 7]]
     assert bound.spec("conv_states_ptr").shape[0] == bound.spec("ssm_states_ptr").shape[0] == 8
-    mask = bound.content("mamba_track_mask_ptr")
-    assert mask is not None and not mask.any()
-    full = bound_call(OPERATOR, tracked(3), cache_indices_ptr=torch.tensor([8, 2, 3, 4]))
-    targets = full.content("mamba_track_indices_ptr")
-    assert targets is not None and targets.max() < POOL and full.spec("conv_states_ptr").shape[:2] == (3, POOL)
+    assert bound.contents["3"].tolist() == [True, True, True, False], "all but padding"
+    full = bound_call(OPERATOR, tracked(3), cache_indices_ptr=torch.tensor([8, 2, 3, 4, 5, 6]))
+    assert full.contents["4"].tolist() == [7, 8, -1, -1, -1, -1], "there is no more room"
+    assert full.contents["3"].tolist() == [True, True, False, False, False, False]
+    assert full.spec("conv_states_ptr").shape[:2] == (3, POOL)
     with pytest.raises(Skip, match="no Sample holds the states"):
         bound_call(OPERATOR, tracked())
+
+
+def test_what_is_timed_copies_nothing_as_most_steps_do() -> None:
+    bound = bound_call(OPERATOR, tracked(), timed=True, cache_indices_ptr=torch.tensor([8, 2, 3, -1]))
+    assert not bound.contents["3"].any()
+    rule = replay_rule_for("triton::track_mamba_state_if_needed_kernel")
+    assert rule.touched(bound, 1 << 30) == 16 * 4 and set(rule.idempotent_writes) < {arg.name for arg in bound.args}
+    kernel = recognize(invocation_of_bound(bound))
+    assert kernel is not None and cost_of_instance(kernel).bytes == 4 * (4 + 1 + 8)
 
 
 def test_a_workload_copies_to_free_states() -> None:

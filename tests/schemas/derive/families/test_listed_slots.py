@@ -159,7 +159,7 @@ def test_an_extension_of_heads_beside_cached_latents_reads_none_of_them(launcher
     assert [arg.get().tolist() for arg in (kernel.inputs["qo_indptr"], kernel.inputs["kv_indptr"])] == 2 * [
         [0, 3, 20, 21]
     ]
-    declined(EXTEND, **call | {"kv_indices": torch.zeros(4, dtype=torch.int64)})
+    assert declined(EXTEND, **call | {"kv_indices": torch.zeros(4, dtype=torch.int64)})
 
 
 def test_what_an_extension_is_called_and_what_is_declined():

@@ -60,6 +60,9 @@ def test_the_gates_product_becomes_the_weight(dtype: torch.dtype) -> None:
     gate = {"hidden_ptr": randn(TOKENS, HIDDEN, dtype=dtype, seed=2), "wgate_ptr": randn(HIDDEN, dtype=dtype, seed=3)}
     instance = agrees(OPERATOR, run, **appended(**gate, FUSE_GATE=True, scale=0.5))
     assert instance.name.startswith("moe_shared_experts_gated_h24") and "shared_weights" not in instance.inputs
+    function, inputs = cost_function_for(instance.op_type), {name: arg.get() for name, arg in instance.inputs.items()}
+    assert function is not None
+    assert function(CostInputs(checked(instance), inputs)).flops == cost_of_instance(instance).flops == 2 * TOKENS * 24
 
 
 def test_experts_of_a_workload_are_distinct_and_none_is_shared() -> None:

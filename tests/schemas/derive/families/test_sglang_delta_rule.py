@@ -32,9 +32,10 @@ from test_chunked_delta_rule import (
 from test_delta_rule_inputs import GATING, gating
 from test_gated_delta_rule import PACKED, decoding, packed
 
-from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import CostInputs, cost_of_instance
 from kcap.schemas.derive.families import cost_function_for, replay_rule_for
+from kcap.schemas.derive.invocation import Unrecognized
 from kcap.schemas.recording.records import Argument
 from kcap.schemas.recording.values import TensorSpec, Value
 
@@ -79,12 +80,13 @@ def pooled(dtype: torch.dtype = torch.bfloat16, slots: tuple[int, ...] = (4, 2, 
     call = state(dtype, **more)
     call |= {"initial_state": randn(9, HV, V, K, dtype=torch.float32, seed=9), "USE_INITIAL_STATE": True}
     call |= {"initial_state_indices": torch.tensor(slots, dtype=torch.int32), "INPLACE_UPDATE": True}
+    call |= {"stride_init_state": HV * V * K}  # which 0.5.15's kernel has not
     return {name: value for name, value in {**call, **more}.items() if name not in ("h0", "ht")}
 
 
 def passing(kernel: Launcher) -> Any:
     def run(**call: Any) -> None:
-        fixed = {"TRACK_STATE": False, "NT_BUCKET": 0, "stride_init_state": call["initial_state"].stride(0), "BV": V}
+        fixed = {"TRACK_STATE": False, "NT_BUCKET": 0, "BV": V}
         tracked = dict.fromkeys(("track_state", "track_chunk_idx")) | {"stride_track_state": 0}
         runs(kernel, (1, len(LENGTHS) * HV), **fixed, **tracked)(**call)
 
@@ -111,9 +113,20 @@ def test_states_of_a_pool_cost_what_their_sequences_have() -> None:
     function = cost_function_for("gdn_chunk_state")
     assert function is not None and function(CostInputs(instance.definition(), inputs)).bytes == cost.bytes
     whole = kernel_of(STATE, **state(torch.bfloat16))
-    assert cost.bytes == cost_of_instance(whole).bytes + 4 * len(LENGTHS), "the same, and the states' numbers"
-    assert len(inputs["state"]) * one > cost.bytes - cost_of_instance(whole).bytes
+    padding = 2 * one
+    assert cost.bytes == cost_of_instance(whole).bytes + 4 * len(LENGTHS) - padding, "the same, and the states' numbers"
     assert instance.flops() == 4 * TOKENS * HV * V * K
+
+
+def test_a_kernel_that_does_not_ask_for_padding_has_none() -> None:
+    """0.5.15's: it would read and write the memory before the pool."""
+    instance = kernel_of(STATE, **pooled(slots=(4, 2, 1, 7), stride_init_state=None))
+    assert instance.inputs["state_indices"].get().tolist() == [4, 2, 1, 7]
+    call = pooled(stride_init_state=None)
+    with pytest.raises(Unrecognized, match="padding has no state"):
+        kernel_of(STATE, **call).inputs["state_indices"].get()
+    with pytest.raises(Skip, match="before the pool"):
+        bound_call(STATE, call, initial_state_indices=call["initial_state_indices"])
 
 
 def test_states_of_a_pool_that_are_declined() -> None:
@@ -228,14 +241,14 @@ def test_splits_that_are_declined() -> None:
     assert declined(SPLIT_PROJECTIONS, **projected(b=torch.empty(TOKENS, HV)))
 
 
-def bound_call(operator: str, call: Arguments, **contents: torch.Tensor) -> BoundCall:
+def bound_call(operator: str, call: Arguments, timed: bool = False, **contents: torch.Tensor) -> BoundCall:
     """What replay knows of a launch: the shapes of its tensors, and the values that a Sample holds."""
     values: dict[str, Value] = {}
     for storage, (name, value) in enumerate(call.items()):
         is_tensor = isinstance(value, torch.Tensor)
         dtype = str(value.dtype).removeprefix("torch.") if is_tensor else ""
         values[name] = TensorSpec(tuple(value.shape), dtype, storage=storage) if is_tensor else value
-    made = BoundCall(operator, [Argument(name=name, value=value) for name, value in values.items()])
+    made = BoundCall(operator, [Argument(name=name, value=value) for name, value in values.items()], timed=timed)
     for name, content in contents.items():
         made.set_content(name, content)
     replay_rule_for(operator.rpartition(".")[0]).prepare(made)
