@@ -35,10 +35,13 @@ VALUE_ARGUMENTS = frozenset(
         "inv_permuted_idx",  # the row of each token and expert
         "leftpad_k",
         "lora_ids",  # numbers of adapters
+        "lora_ranks",
         "lora_token_start_loc",
         "m_indices",
         "masked_m",
+        "n_offs",  # where slices of a product begin, SGLang's LoRA
         "output_hs",  # the sizes of slices of a product, vLLM's LoRA
+        "permutation",  # rows sorted by adapter, SGLang's LoRA
         "permuted_idx_to_expanded_idx",
         "plan.indices",  # FlashInfer's pages; anybody else's `indices` may be token ids
         "pos_ids",

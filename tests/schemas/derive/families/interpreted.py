@@ -56,6 +56,7 @@ def store(pointer, value, *args, boundary_check=(), **kwargs):
 
 
 """
+LAUNCHERS = {"triton.autotune", "cached_triton_kernel"}  # decorators that say how a kernel is launched, SGLang's too
 REPLACED = {"make_block_ptr": "BlockPointer", "load": "load", "store": "store"}  # of tl, where block pointers are
 
 
@@ -92,7 +93,7 @@ def jitted(tree: ast.Module) -> Iterable[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and "triton.jit" in map(decorator_name, node.decorator_list):
             if node.name not in seen:
-                node.decorator_list = [one for one in node.decorator_list if decorator_name(one) != "triton.autotune"]
+                node.decorator_list = [one for one in node.decorator_list if decorator_name(one) not in LAUNCHERS]
                 if "make_block_ptr" in ast.dump(node):
                     node = BlockPointers().visit(node)
                 yield ast.unparse(ast.fix_missing_locations(NumbersAsTensors().visit(node)))
