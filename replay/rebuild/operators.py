@@ -151,6 +151,8 @@ LIBRARIES: dict[str, Library] = {
             "sglang.kernels.ops.quantization.per_token_group_quant",
             "sglang.kernels.ops.gemm.fp8_kernel",
             "sglang.srt.models.utils",
+            "sglang.srt.layers.quantization.marlin_utils",
+            "sglang.srt.hardware_backend.gpu.quantization.awq_kernels",
         ),
     ),
     "sglang_op": Library(

@@ -1,14 +1,16 @@
 """weight_only_gemm: C = A @ W of a float A and a W of 4 or 8 bits (AWQ, GPTQ), by AWQ's, exllama's or Marlin's kernel,
-or vLLM's for CPUs.
+or vLLM's for CPUs. On Hopper SGLang runs AWQ's and GPTQ's weights by Marlin's, packed as vLLM's are.
 
 The Definition has W as it is packed for the kernel (`packed_weight`); dequantize_weight unpacks it alone.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
 from kcap.schemas.derive.families.gemm.packed_weight import (
@@ -38,6 +40,40 @@ def marlin_gemm(call: Invocation) -> KernelInstance:
     return weight_only_instance(call, a, packed, bias, "c_or_none", "c", bias_text=MARLIN_BIAS)
 
 
+SGLANG_MARLIN = (  # of `gptq_marlin.cuh`, compiled when it is first called: no argument has a name
+    *("a", "b_q_weight", "b_scales", "global_scale", "b_zeros", "g_idx", "perm", "c", "c_tmp", "a_tmp", "workspace"),
+    *("b_q_type", "is_k_full", "use_atomic_add", "use_fp32_reduce", "is_zp_float"),
+)
+
+
+@family("weight_only_gemm", "tvm::gptq_marlin_gemm")
+def sglang_marlin_gemm(unnamed: Invocation) -> KernelInstance:
+    """SGLang's; an empty tensor stands for null."""
+    arguments = {name: unnamed[f"arg{place}"] for place, name in enumerate(SGLANG_MARLIN)}
+    call = Invocation(unnamed.operator, arguments)
+    call.refuse("is_zp_float")
+    refuse_elements(call, "g_idx", "perm")
+    if with_elements(call, "global_scale") is not None:
+        raise Unrecognized("its weight is of floats")
+    a, c, zero = call.tensor("a"), call.tensor("c"), with_elements(call, "b_zeros")
+    kind = int(call.number("b_q_type"))
+    packed = marlin_weight(a.shape[1], c.shape[1], kind, call.tensor("b_q_weight"), call.tensor("b_scales"), zero)
+    return weight_only_instance(call, a, packed, None, "c")
+
+
+@family("weight_only_gemm", *(f"sglang::unified_apply_gptq_marlin_gemm{word}" for word in ("", "_with_wtype")))
+def unified_marlin_gemm(call: Invocation) -> KernelInstance:
+    """The same in SGLang's graphs of prefills; AWQ's is not told the type, which has zero points and no bias."""
+    call.refuse("is_zp_float")
+    refuse_elements(call, "g_idx", "g_idx_sort_indices")
+    b, zero = call.tensor("weight"), with_elements(call, "weight_zp")
+    k, n = (int(call.number(f"{side}_size_per_partition")) for side in ("input", "output"))
+    told = call.base.endswith("_with_wtype")
+    kind = int(call.number("wtype_id")) if told else b.numel() * 32 // (k * n) << 8
+    packed = marlin_weight(k, n, kind, b, call.tensor("weight_scale"), zero)
+    return weight_only_instance(call, call.tensor("input"), packed, None)
+
+
 @family("weight_only_gemm", "_C::awq_gemm")
 def awq_gemm(call: Invocation) -> KernelInstance:
     """`split_k_iters` says how many parts of K are added up; the kernel adds them itself."""
@@ -54,6 +90,15 @@ def gptq_gemm(call: Invocation) -> KernelInstance:
     b, scale, zero = (call.tensor(name) for name in ("b_q_weight", "b_gptq_scales", "b_gptq_qzeros"))
     packed = gptq_weight(b, scale, zero, offset=0 if call["use_v2_format"] else 1)
     return weight_only_instance(call, call.tensor("a"), packed, None)
+
+
+@family("weight_only_gemm", "sgl_kernel::gptq_gemm")
+def sglang_gptq_gemm(call: Invocation) -> KernelInstance:
+    """SGLang's until 0.5.15, of GPTQ's first format alone."""
+    settings = {"use_exllama": call["use_shuffle"], "use_v2_format": False}
+    named = Invocation("_C::gptq_gemm", {**call.arguments, **settings})
+    instance = gptq_gemm(named)
+    return replace(instance, outputs={"C": replace(instance.outputs["C"], value=lambda: call.result)})
 
 
 @family("weight_only_gemm", "_C::cpu_gemm_wna16")
@@ -123,6 +168,13 @@ def awq_dequantize(call: Invocation) -> KernelInstance:
     return dequantize_instance(call, packed)
 
 
+@family("dequantize_weight", "sglang::awq_dequantize", "sgl_kernel::awq_dequantize")
+def sglang_awq_dequantize(call: Invocation) -> KernelInstance:
+    """Before each product, where Marlin's kernel does not take an AWQ weight."""
+    packed = awq_weight(*(call.tensor(name) for name in ("qweight", "scales", "qzeros")))
+    return dequantize_instance(call, packed)
+
+
 @family("dequantize_weight", "triton::awq_dequantize_kernel")
 def awq_dequantize_of_triton(call: Invocation) -> KernelInstance:
     packed = awq_weight(*(call.tensor(name) for name in ("qweight_ptr", "scales_ptr", "zeros_ptr")))
@@ -168,10 +220,24 @@ class MarlinGemm(ReplayRule):
         set_zeros(bound, "workspace", "g_idx_or_none", "perm_or_none")
 
 
+@replay_rule("sglang::unified_apply_gptq_marlin_gemm_with_wtype")
+class UnifiedMarlinGemm(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        set_words(bound, "weight", "weight_zp")
+        set_zeros(bound, "workspace", "g_idx", "g_idx_sort_indices")
+
+
+@replay_rule("sglang::unified_apply_gptq_marlin_gemm")
+class UntypedMarlinGemm(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        raise Skip("it takes the type of its weight from the engine's configuration")
+
+
 @replay_rule("_C::awq_gemm", "_C::awq_dequantize", "triton::awq_dequantize_kernel", "triton::awq_gemm_kernel")
+@replay_rule("sglang::awq_dequantize", "sgl_kernel::awq_dequantize")
 class AwqWeight(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
-        set_words(bound, "_kernel", "_zeros", "qweight_ptr", "b_ptr", "zeros_ptr")
+        set_words(bound, "_kernel", "_zeros", "qweight_ptr", "b_ptr", "zeros_ptr", "qweight", "qzeros")
 
 
 @replay_rule("_C::cpu_gemm_wna16")
@@ -180,7 +246,7 @@ class CpuGemm(ReplayRule):
         set_words(bound, "q_weight", "zeros")
 
 
-@replay_rule("_C::gptq_gemm")
+@replay_rule("_C::gptq_gemm", "sgl_kernel::gptq_gemm")
 class GptqGemm(ReplayRule):
     """Without an order of activation the kernel reads no `b_g_idx`; with one each row has its group."""
 
@@ -189,7 +255,9 @@ class GptqGemm(ReplayRule):
         index = bound["b_g_idx"]
         if isinstance(index, TensorSpec) and index.numel and bound.content("b_g_idx") is None:
             groups = bound.spec("b_gptq_scales").shape[0]
-            exllama = bound["use_exllama"] is True  # then it says from where each row comes
+            exllama = (
+                bound["use_exllama"] is True or bound["use_shuffle"] is True
+            )  # then it says from where each row comes
             rows = torch.arange(index.numel)
             bound.set_content("b_g_idx", rows if exllama else rows * groups // index.numel)
 

@@ -9,7 +9,7 @@ import torch
 from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, randn
 from interpreted import kernels
 
-from kcap.schemas.derive.bound_call import BoundCall, replay_rule_for
+from kcap.schemas.derive.bound_call import BoundCall, Skip, replay_rule_for
 from kcap.schemas.recording.records import Argument
 from kcap.schemas.recording.values import TensorSpec
 
@@ -149,6 +149,56 @@ def test_the_weight_that_vllm_packs_for_cpus(with_zero: bool) -> None:
     assert kernel.name == f"weight_only_gemm_bias_cpu{'_zp' if with_zero else ''}_n64_k128_g64"
 
 
+SETTINGS = {"use_atomic_add": False, "use_fp32_reduce": True, "is_zp_float": False}
+
+
+def unnamed(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, kind: int) -> dict[str, Any]:
+    """What SGLang passes to the kernel that it compiles, `tvm::gptq_marlin_gemm`."""
+    none, c = torch.empty(0), torch.full((len(a), scale.shape[1]), 7.0, dtype=a.dtype)
+    tensors = (a, b, scale, none, zero, EMPTY, EMPTY, c, none, none, torch.zeros(132, dtype=torch.int32))
+    return {f"arg{place}": value for place, value in enumerate((*tensors, kind, True, *SETTINGS.values()))}
+
+
+@pytest.mark.parametrize("with_zero", [True, False])
+def test_marlins_weight_as_sglang_passes_it(with_zero: bool) -> None:
+    utilities = pytest.importorskip("vllm.model_executor.layers.quantization.utils.marlin_utils_test")
+    types = pytest.importorskip("vllm.scalar_type").scalar_types
+    kind, m, n, k = types.uint4 if with_zero else types.uint4b8, 3, 128, 256
+    made = (utilities.awq_marlin_quantize if with_zero else utilities.marlin_quantize)(
+        randn(k, n, dtype=torch.float16), kind, 64
+    )
+    (w, b, scale), zero, a = made[:3], made[3] if with_zero else EMPTY, randn(m, k, dtype=torch.float16)
+    product = (a.double() @ w.double()).half()
+    call = unnamed(a, b, scale, zero, kind.id)
+    kernel = agrees("tvm::gptq_marlin_gemm", lambda **call: call["arg7"].copy_(product), **call)
+    assert kernel.name == f"weight_only_gemm_marlin{'_zp' if with_zero else ''}_fp16_n128_k256_g64"
+    sizes = {"output_size_per_partition": n, "input_size_per_partition": k, "wtype_id": kind.id}
+    weight = {"input": a, "weight": b, "weight_scale": scale, "weight_zp": zero, "workspace": call["arg10"]}
+    unified = {**weight, "g_idx": EMPTY, "g_idx_sort_indices": EMPTY, **sizes, **SETTINGS}
+    for name in ("_with_wtype", "") if with_zero else ("_with_wtype",):
+        again = agrees(f"sglang::unified_apply_gptq_marlin_gemm{name}", lambda **_: product, **unified)
+        assert again.name == kernel.name
+    order = torch.zeros(k, dtype=torch.int32)
+    assert declined("tvm::gptq_marlin_gemm", **{**call, "arg5": order, "arg6": order})
+    assert declined("tvm::gptq_marlin_gemm", **{**call, "arg3": torch.ones(1)})
+    assert declined("sglang::unified_apply_gptq_marlin_gemm_with_wtype", **{**unified, "wtype_id": FLOAT8})
+
+
+def test_sglangs_other_kernels_of_four_bits() -> None:
+    """GPTQ's of 0.5.15, and AWQ's weight before a product."""
+    values, zero, scale = quantized(256, 64, 128)
+    zero = zero.clamp(min=1)
+    w, a = dequantized(values, zero, scale), randn(5, 256, dtype=torch.float16)
+    words = {"b_q_weight": shuffled(values), "b_gptq_qzeros": packed(zero - 1, tuple(range(8)))}
+    call = {"a": a, **words, "b_gptq_scales": scale, "b_g_idx": EMPTY, "use_shuffle": True, "bit": 4}
+    kernel = agrees("sgl_kernel::gptq_gemm", lambda a, **_: (a.double() @ w).half(), **call)
+    assert kernel.name == "weight_only_gemm_gptq_zp_fp16_n64_k256_g128"
+    assert declined("sgl_kernel::gptq_gemm", **{**call, "use_shuffle": False})
+    weight = {"qweight": packed(values, AWQ_ORDER), "scales": scale, "qzeros": packed(zero, AWQ_ORDER)}
+    for name in ("sglang", "sgl_kernel"):
+        assert agrees(f"{name}::awq_dequantize", lambda **_: w.half(), **weight).op_type == "dequantize_weight"
+
+
 def test_names_of_qwen3_and_what_is_declined() -> None:
     a, b, scale = (
         torch.empty(shape, dtype=dtype, device="meta")
@@ -173,6 +223,18 @@ def test_a_cpus_weight_is_made_up_in_replay() -> None:
     bound = BoundCall("_C::cpu_gemm_wna16", [Argument(name=name, value=spec) for name, spec in specs.items()])
     replay_rule_for(bound.operator).prepare(bound)
     assert all((content := bound.content(name)) is not None and len(content.unique()) > 10 for name in specs)
+
+
+def test_sglangs_weight_is_made_up_in_replay_unless_its_type_is_not_told() -> None:
+    shapes = {"weight": (16, 128), "weight_zp": (0,), "g_idx": (0,), "workspace": (132,)}
+    specs = {name: TensorSpec(shape, "int32", storage=i) for i, (name, shape) in enumerate(shapes.items())}
+    name, args = "sglang::unified_apply_gptq_marlin_gemm", [Argument(name=n, value=spec) for n, spec in specs.items()]
+    bound = BoundCall(f"{name}_with_wtype", args)
+    replay_rule_for(bound.operator).prepare(bound)
+    assert (words := bound.content("weight")) is not None and len(words.unique()) > 1000
+    assert (locks := bound.content("workspace")) is not None and not locks.any()
+    with pytest.raises(Skip, match="type of its weight"):
+        replay_rule_for(name).prepare(BoundCall(name, args))
 
 
 def test_marlins_locks_are_free_in_replay_and_its_weight_is_made_up() -> None:
