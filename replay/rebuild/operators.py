@@ -151,6 +151,7 @@ LIBRARIES: dict[str, Library] = {
             "sglang.kernels.ops.quantization.per_token_group_quant",
             "sglang.kernels.ops.gemm.fp8_kernel",
             "sglang.srt.models.utils",
+            "sglang.kernels.ops.mamba.causal_conv1d",
             "sglang.srt.layers.quantization.marlin_utils",
             "sglang.srt.hardware_backend.gpu.quantization.awq_kernels",
         ),

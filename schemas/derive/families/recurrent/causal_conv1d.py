@@ -1,4 +1,5 @@
-"""causal_conv1d: the short convolution before a recurrent layer, one for each channel, by vLLM's Triton kernels.
+"""causal_conv1d: the short convolution before a recurrent layer, one for each channel, by vLLM's and SGLang's Triton
+kernels, which have the same names, and by SGLang's in CUDA.
 
 Each output is a sum over its token and those just before it; the last ones of a sequence stay as its state. A decode
 has one token a sequence, a prefill many. Speculative tokens and states kept at block boundaries are declined.
@@ -11,6 +12,8 @@ import torch
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import cost_function, family
 from kcap.schemas.derive.families.recurrent.states import (
+    CUDA_PREFILLS,
+    CUDA_UPDATES,
     starts_arg,
     state_of_each,
     states_arg,
@@ -58,7 +61,10 @@ def run({inputs}):
     return output.to(x.dtype), new_state
 """
 
-UNMODELLED = ("num_accepted_tokens_ptr", "initial_state_idx", "block_idx_last_scheduled_token", "IS_APC_ENABLED")
+UNMODELLED = (
+    *("num_accepted_tokens_ptr", "initial_state_idx", "block_idx_last_scheduled_token", "IS_APC_ENABLED"),
+    *("num_accept_tokens_ptr", "intermediate_conv_window_ptr", "retrieve_next_token_ptr", "cache_seqlens_ptr"),
+)
 STATE = ("state_cache_size", "dim", "state_len")
 
 
@@ -115,6 +121,37 @@ def forward(call: Invocation) -> KernelInstance:
     )
 
 
+SGLANG_NAMES = {  # of the Triton kernels' arguments, for those of the kernels in CUDA, which write over their input
+    "x": "x_ptr",
+    "weight": "w_ptr",
+    "bias_": "bias_ptr",
+    "silu_activation": "SILU_ACTIVATION",
+    "conv_state": "conv_state_ptr",
+    "conv_state_indices": "conv_state_indices_ptr",
+    "pad_slot_id": "pad_slot_id",
+    "conv_states": "initial_states_ptr",
+    "cache_indices": "cache_indices_ptr",
+    "has_initial_state": "has_initial_states_ptr",
+    "query_start_loc": "query_start_loc_ptr",
+}
+
+
+@family("causal_conv1d", *CUDA_UPDATES)
+def cuda_update(call: Invocation) -> KernelInstance:
+    call.refuse("cache_seqlens")
+    return update(as_triton(call))
+
+
+@family("causal_conv1d", *CUDA_PREFILLS)
+def cuda_forward(call: Invocation) -> KernelInstance:
+    return forward(as_triton(call))
+
+
+def as_triton(call: Invocation) -> Invocation:
+    named = {triton: call[name] for name, triton in SGLANG_NAMES.items()}
+    return Invocation(call.operator, {**named, "o_ptr": call["x"], "USE_PAD_SLOT": True})
+
+
 def padding_of(call: Invocation) -> int | None:
     """The number that stands for padding among those of states; None if none does."""
     if call["HAS_NULL_BLOCK"] or call["USE_PAD_SLOT"]:
@@ -139,6 +176,8 @@ def instance(
     (d, w), silu = weight.shape, call["SILU_ACTIVATION"]
     if state.shape[2] != w - 1 or not isinstance(silu, bool):
         raise Unrecognized("its states hold more tokens than are read, or its constants are not known")
+    if call["USE_PAD_SLOT"] is not None and not x.dtype == state.dtype == weight.dtype:
+        raise Unrecognized("it rounds states or tokens, of which SGLang's releases do not round the same")
     inputs = {"x": inputs["x"], "weight": tensor_arg(weight, "dim", "width"), **inputs}
     if bias is not None:
         inputs["bias"] = tensor_arg(bias, "dim")

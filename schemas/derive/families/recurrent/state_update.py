@@ -1,5 +1,7 @@
 """mamba_ssu: one step of Mamba's selective state space for each sequence, by Triton's kernel, with FlashInfer's names.
 
+SGLang's kernel has an axis of tokens after that of sequences, here of one.
+
 Mamba (arXiv:2312.00752) has one head, and a decay for each channel and number of a state; Mamba-2 (arXiv:2405.21060)
 many heads with one decay each. Speculative tokens, of which a sequence has several, are declined, and so is
 stochastic rounding. Rows of padding are zero, as FlashInfer has them.
@@ -51,7 +53,9 @@ def selective_state_update(call: Invocation) -> KernelInstance:
     dstate]. Its constants say whether a softplus is taken; an argument names the state that stands for padding.
     """
     call.refuse("num_accepted_tokens_ptr", "cu_seqlens_ptr", "rand_seed_ptr", "USE_RS_ROUNDING")
-    state, x, b, out = (call.tensor(name) for name in ("state_ptr", "x_ptr", "B_ptr", "out_ptr"))
+    call.refuse("DISABLE_STATE_UPDATE", "intermediate_states_buffer", "retrieve_parent_token_ptr")
+    x, dt, b, c, out = (one_token(call, f"{name}_ptr") for name in ("x", "dt", "B", "C", "out"))
+    state = call.tensor("state_ptr")
     if call.optional(INDICES[0]) is None or not isinstance(call["DT_SOFTPLUS"], bool):
         raise Unrecognized("it names no states, or its constants are not known")
     padding = int(call.number("null_block_id", "pad_slot_id"))
@@ -59,13 +63,13 @@ def selective_state_update(call: Invocation) -> KernelInstance:
     inputs = {
         "state": tensor_arg(state, *CACHE, description="The states of all sequences, updated in place."),
         "x": tensor_arg(x, *BATCH),
-        "dt": tensor_arg(call.tensor("dt_ptr"), *BATCH, description="Time step, before bias and softplus."),
+        "dt": tensor_arg(dt, *BATCH, description="Time step, before bias and softplus."),
         "A": tensor_arg(call.tensor("A_ptr"), *CACHE[1:], description="The state decays by exp(A dt)."),
         "B": tensor_arg(b, *GROUPS),
-        "C": tensor_arg(call.tensor("C_ptr"), *GROUPS),
+        "C": tensor_arg(c, *GROUPS),
     }
-    optional = {name: call.optional(f"{name}_ptr") for name in OPTIONAL}
-    inputs |= {name: tensor_arg(tensor, *OPTIONAL[name]) for name, tensor in optional.items() if tensor is not None}
+    given = [name for name in OPTIONAL if call.optional(f"{name}_ptr") is not None]
+    inputs |= {name: tensor_arg(one_token(call, f"{name}_ptr"), *OPTIONAL[name]) for name in given}
     inputs["state_batch_indices"] = states_arg(call, "batch_size", len(x), padding, *INDICES)
 
     def used() -> torch.Tensor:
@@ -103,6 +107,16 @@ def selective_state_update(call: Invocation) -> KernelInstance:
         flops=lambda: 6 * int(used().sum()) * state[0].numel(),
         touched=lambda: int(used().sum()) * per_row,
     )
+
+
+def one_token(call: Invocation, name: str) -> torch.Tensor:
+    """The tensor called `name`, without SGLang's axis of tokens, if it has one."""
+    tensor = call.tensor(name)
+    if tensor.dim() != 4:
+        return tensor
+    if tensor.shape[1] != 1:
+        raise Unrecognized("it has several tokens of a sequence")
+    return tensor.squeeze(1)
 
 
 @cost_function("mamba_ssu")

@@ -12,6 +12,8 @@ from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_val
 from kcap.schemas.derive.kernel import TensorArg, lazy_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
 
+CUDA_UPDATES = ("sgl_kernel::causal_conv1d_update", "sglang::mamba_causal_conv1d_update")  # SGLang 0.5.15's, 0.5.23's
+CUDA_PREFILLS = ("sgl_kernel::causal_conv1d_fwd", "sglang::mamba_causal_conv1d_fwd")
 STATEFUL = ("gdn", "mamba_ssu", "mamba", "causal_conv1d", "selective_scan")  # op_types that name their states
 
 
@@ -90,16 +92,16 @@ class StateUpdate(ReplayRule):
         shrink_states(bound, ("state_ptr",), "state_batch_indices_ptr", "dst_state_batch_indices_ptr")
 
 
-@replay_rule("triton::_causal_conv1d_update_kernel")
+@replay_rule("triton::_causal_conv1d_update_kernel", *CUDA_UPDATES)
 class ConvolutionUpdate(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
-        shrink_states(bound, ("conv_state_ptr",), "conv_state_indices_ptr")
+        shrink_states(bound, ("conv_state_ptr", "conv_state"), "conv_state_indices_ptr", "conv_state_indices")
 
 
-@replay_rule("triton::_causal_conv1d_fwd_kernel")
+@replay_rule("triton::_causal_conv1d_fwd_kernel", *CUDA_PREFILLS)
 class Convolution(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
-        shrink_states(bound, ("initial_states_ptr",), "cache_indices_ptr")
+        shrink_states(bound, ("initial_states_ptr", "conv_states"), "cache_indices_ptr", "cache_indices")
 
 
 @replay_rule("triton::_state_passing_fwd_kernel")
