@@ -107,7 +107,7 @@ class Convolution(ReplayRule):
 @replay_rule("triton::_state_passing_fwd_kernel")
 class StatePassing(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
-        if bound["final_states_ptr"] is not None:
+        if bound["final_state_indices_ptr"] is not None:
             shrink_states(bound, ("final_states_ptr",), "final_state_indices_ptr")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,14 @@ from kcap.schemas.derive.families.recurrent.chunks import (
     counts_work,
     forgetting_rates,
     read_bytes,
+)
+from kcap.schemas.derive.families.recurrent.mamba2.joined_scan import (
+    NO_BOUNDS,
+    joined_bmm,
+    joined_passing,
+    joined_scan,
+    joined_state,
+    with_bounds,
 )
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, lazy_arg, tensor_arg
@@ -104,9 +113,16 @@ def bounds_of(call: Invocation) -> dict[str, TensorArg]:
     }
 
 
+def of_sglang(kernel: KernelInstance) -> KernelInstance:
+    """SGLang's older kernels of the same names are a family of their own: they are not told where chunks begin."""
+    return replace(kernel, family=kernel.op_type)
+
+
 @family("mamba2_chunk_cumsum", "triton::_chunk_cumsum_fwd_kernel")
 def chunk_cumsum(call: Invocation) -> KernelInstance:
     """`dt_ptr`: [tokens, heads], `A_ptr`, `dt_bias_ptr`: [heads]; outputs float32 [heads, chunks, chunk size]."""
+    if call.optional("cu_chunk_seqlens_ptr") is None:
+        return replace(chunk_cumsum(with_bounds(call)), engine_form=NO_BOUNDS)
     dt, steps, decays = (call.tensor(name) for name in ("dt_ptr", "dt_out_ptr", "dA_cumsum_ptr"))
     bias, softplus = call.optional("dt_bias_ptr"), call["DT_SOFTPLUS"]
     limits = {"min": call["dt_min"], "max": call["dt_max"]}
@@ -153,6 +169,8 @@ def chunk_state(call: Invocation) -> KernelInstance:
     """`x_ptr`: [tokens, heads, channels], `b_ptr`: [tokens, groups, dstate], `states_ptr`: [chunks, heads, channels,
     dstate].
     """
+    if call.optional("cu_chunk_seqlens_ptr") is None:
+        return of_sglang(joined_state(call))
     x, b, dt, states = (call.tensor(f"{name}_ptr") for name in ("x", "b", "dt", "states"))
     inputs = {
         "x": tensor_arg(x, *TOKENS),
@@ -194,6 +212,8 @@ def state_passing(call: Invocation) -> KernelInstance:
 
     Since vLLM 0.33 each sequence's last state is put into a cache, `final_states_ptr`: [states, heads, state size].
     """
+    if call.optional("last_chunk_indices_ptr") is None:
+        return of_sglang(joined_passing(call))
     states, out, decays = (call.tensor(name) for name in ("states_ptr", "out_ptr", "dA_cs_ptr"))
     initial, lasts = call.optional("initstates_ptr"), call.tensor("last_chunk_indices_ptr")
     inputs = {
@@ -241,6 +261,8 @@ def passing_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
 @family("mamba2_chunk_bmm", "triton::_bmm_chunk_fwd_kernel")
 def chunk_bmm(call: Invocation) -> KernelInstance:
     """`a_ptr`, `b_ptr`: C and B, [tokens, groups, dstate]; `out_ptr`: [chunks, groups, chunk size, chunk size]."""
+    if call.optional("cu_chunk_seqlens_ptr") is None:
+        return of_sglang(joined_bmm(call))
     call.refuse("IS_CAUSAL")
     c_matrix, b, out = (call.tensor(name) for name in ("a_ptr", "b_ptr", "out_ptr"))
     if c_matrix.dtype != b.dtype:
@@ -273,6 +295,8 @@ def chunk_scan(call: Invocation) -> KernelInstance:
 
     `D_ptr`: [heads] or [heads, channels].
     """
+    if call.optional("cu_chunk_seqlens_ptr") is None:
+        return of_sglang(joined_scan(call))
     if call["IS_CAUSAL"] is not True:
         raise Unrecognized("it is not causal, or its constants are not known")
     x, out, dt, c_matrix = (call.tensor(name) for name in ("x_ptr", "out_ptr", "dt_ptr", "C_ptr"))

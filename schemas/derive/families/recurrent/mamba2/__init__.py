@@ -1,0 +1,1 @@
+"""Mamba-2's prefill: `chunked_scan` by vLLM's Triton kernels, `joined_scan` by SGLang's, which have the same names."""
