@@ -1,6 +1,7 @@
 """rope: rotary position embedding (Su et al., arXiv:2104.09864) with cosines and sines from a table.
 
-Names of FlashInfer-Bench's op_type `rope`. Operators of vLLM, SGLang and FlashInfer.
+Names of FlashInfer-Bench's op_type `rope`. Operators of vLLM, SGLang and FlashInfer. `mrope`: a token has three
+positions (time, height, width; Qwen2-VL, arXiv:2409.12191), each of which turns some of its pairs.
 """
 
 from __future__ import annotations
@@ -215,6 +216,101 @@ def rope_cost(inputs: CostInputs) -> Cost:
     return inputs.cost(read + rows * distinct_bytes(inputs["cos_sin_cache"][:1]))
 
 
+MROPE = """import torch
+
+
+@torch.no_grad()
+def run({arguments}):
+    assert q.shape[-1] == {size} and cos_sin_cache.shape[-1] == {rot} and positions.shape[0] == 3
+    axis = torch.tensor({axes}, device=q.device)  # of the three positions, for each pair
+    rows = cos_sin_cache[positions.long()].unflatten(-1, (2, {half}))
+    pair = torch.arange({half}, device=q.device)
+    cos, sin = (rows[axis, :, part, pair].T[:, None] for part in (0, 1))
+
+    def rotate(x):
+        x1, x2 = (part.to(cos.dtype) for part in (x[..., {first}], x[..., {second}]))
+        y = x.clone()
+        y[..., {first}] = (x1 * cos - x2 * sin).to(x.dtype)
+        y[..., {second}] = (x2 * cos + x1 * sin).to(x.dtype)
+        return y
+
+    return rotate(q), rotate(k)
+"""
+MROPE_KERNEL = "triton::_triton_mrope_forward_fused"
+
+
+@family("mrope", MROPE_KERNEL)
+def sglang_mrope(call: Invocation) -> KernelInstance:
+    """SGLang's, in place: `q_ptr`, `k_ptr`: [tokens, heads * head size], perhaps views of one projection;
+    `positions_ptr`: [3, tokens]. It computes in the table's dtype."""
+    call.refuse("is_interleaved_glm")
+    neox, interleaved = call["is_neox_style"], call["is_interleaved"]
+    if not isinstance(neox, bool) or not isinstance(interleaved, bool):
+        raise Unrecognized("its constants are not known")
+    size, rot, *sections = (int(call.number(name)) for name in ("hd", "rd", *(f"mrope_section_{a}" for a in "thw")))
+    q, k = (call.tensor(f"{name}_ptr").unflatten(-1, (-1, size)) for name in "qk")
+    table, positions, half = call.tensor("cos_sin_cache_ptr"), call.tensor("positions_ptr"), rot // 2
+    if table.shape[-1] != rot or rot > size or positions.dim() != 2 or len(positions) != 3:
+        raise Unrecognized("its table is of another width than what it rotates, or a token has no three positions")
+    t, h, w = sections
+    within = f"1 if i % 3 == 1 and i <= {3 * h} else 2 if i % 3 == 2 and i <= {3 * w} else 0"
+    axes = f"[{within} for i in range({half})]" if interleaved else f"[0] * {t} + [1] * {h} + [2] * {half - t - h}"
+    heads = {"q": (q, "num_qo_heads"), "k": (k, "num_kv_heads")}
+    inputs = {name: tensor_arg(x, "num_tokens", axis, "head_size") for name, (x, axis) in heads.items()}
+    inputs["cos_sin_cache"] = tensor_arg(table, "max_seq_len", "rotary_dim", description="Cosines, then sines.")
+    text = "Of each token in time, height and width: rows of cos_sin_cache."
+    inputs["positions"] = tensor_arg(positions, "three", "num_tokens", description=text)
+    words = ("_neox" if neox else "_gptj") + "_style" + ("_interleaved" if interleaved else "")
+    words += abbreviate(q.dtype, torch.bfloat16)
+    words += f"{abbreviate(table.dtype, q.dtype)}cache" if table.dtype != q.dtype else ""
+    return KernelInstance(
+        name=f"mrope{words}_d{size}_rd{rot}_t{t}_h{h}_w{w}",
+        op_type="mrope",
+        axes={
+            "num_tokens": None,
+            "num_qo_heads": q.shape[1],
+            "num_kv_heads": k.shape[1],
+            "max_seq_len": None,
+            "head_size": size,
+            "rotary_dim": rot,
+            "three": 3,
+        },
+        inputs=inputs,
+        outputs={f"{name}_out": tensor_arg(x, "num_tokens", axis, "head_size") for name, (x, axis) in heads.items()},
+        reference=MROPE.format(
+            arguments=", ".join(inputs),
+            size=size,
+            rot=rot,
+            half=half,
+            axes=axes,
+            first=f":{half}" if neox else f":{rot}:2",
+            second=f"{half}:{rot}" if neox else f"1:{rot}:2",
+        ),
+        description="Rotary position embedding of queries and keys by three positions of each token.",
+        flops=3 * len(q) * (q.shape[1] + k.shape[1]) * rot,
+        touched=lambda: 2 * rotated_bytes(q, k, rot) + read_by_positions(table, positions),
+    )
+
+
+def rotated_bytes(q: torch.Tensor, k: torch.Tensor, rot: int) -> int:
+    return int(len(q) * (q.shape[1] + k.shape[1]) * rot * q.element_size())
+
+
+def read_by_positions(table: torch.Tensor, positions: torch.Tensor) -> int:
+    """Of the table at least as many rows as the axis of the fewest positions has."""
+    rows = min(distinct_rows(axis) for axis in positions)
+    return int(positions.numel() * positions.element_size() + rows * distinct_bytes(table[:1]))
+
+
+@cost_function("mrope")
+def mrope_cost(inputs: CostInputs) -> Cost:
+    q, k, table = (inputs[name] for name in ("q", "k", "cos_sin_cache"))
+    turned = rotated_bytes(q, k, table.shape[-1])
+    read = turned + read_by_positions(table, inputs["positions"])
+    flops = 3 * len(q) * (q.shape[1] + k.shape[1]) * table.shape[-1]
+    return Cost(read + turned, read, flops, inputs.dtype)
+
+
 LONGEST_SEQUENCE = 4096  # positions where no table bounds them
 
 
@@ -245,3 +341,12 @@ class SglangRopeRule(ReplayRule):
 
     def trim_tables(self, bound: BoundCall) -> None:
         cut_to_rows_in_use(bound, "cos_sin_cache", "positions")
+
+
+@replay_rule(MROPE_KERNEL)
+class MropeRule(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        set_indices_below(bound, "positions_ptr", bound.spec("cos_sin_cache_ptr").shape[0])
+
+    def trim_tables(self, bound: BoundCall) -> None:
+        cut_to_rows_in_use(bound, "cos_sin_cache_ptr", "positions_ptr")
