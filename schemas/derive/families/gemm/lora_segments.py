@@ -102,6 +102,8 @@ def axes_of(inputs: dict[str, TensorArg], **fixed: int) -> dict[str, int | None]
 
 
 def matrices(call: Invocation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if call["ENABLE_PDL"] is not None:
+        raise Unrecognized("of an experimental set of these names, which scales and pads otherwise")
     x, weights, out = (call.tensor(name) for name in ("x", "weights", "output"))
     if x.dim() != 2 or weights.dim() != 3 or out.dim() != 2 or x.dtype not in FLOATS:
         raise Unrecognized("no rows of tokens, and matrices of adapters")
@@ -197,16 +199,20 @@ Work = tuple[int, int, int]
 
 
 def work_of(call: Invocation) -> Work:
-    return segment_work(*(call.tensor(name) for name in ("seg_indptr", "weight_indices", "lora_ranks")))
+    tensors = (call.tensor(name) for name in ("seg_indptr", "weight_indices", "lora_ranks"))
+    return segment_work(len(call.tensor("x")), *tensors)
 
 
-def segment_work(seg_indptr: torch.Tensor, weight_indices: torch.Tensor, lora_ranks: torch.Tensor) -> Work:
-    """Tokens that have an adapter, the ranks of these tokens' summed up, and the ranks of all adapters in use."""
+def segment_work(tokens: int, seg_indptr: torch.Tensor, weight_indices: torch.Tensor, lora_ranks: torch.Tensor) -> Work:
+    """Tokens that have an adapter, the ranks of these tokens' summed up, and the ranks of all adapters in use.
+
+    `tokens`: how many there are; the segments of a graph may go on behind them.
+    """
     bounds, loras, ranks = (
         require_values(tensor, what).cpu().long()
         for tensor, what in ((seg_indptr, "segments"), (weight_indices, "adapters"), (lora_ranks, "adapters' ranks"))
     )
-    lengths, rank = bounds.diff(), ranks[loras]
+    lengths, rank = bounds.clamp(max=tokens).diff(), ranks[loras]
     used = loras[(lengths > 0) & (rank > 0)].unique()
     return int(lengths[rank > 0].sum()), int((lengths * rank).sum()), int(ranks[used].sum())
 
@@ -226,7 +232,8 @@ def expand_cost(work: Work, x: torch.Tensor, slices: int, columns: int) -> Cost:
 
 @cost_function(*OP_TYPES)
 def segments_cost(inputs: CostInputs) -> Cost:
-    work = segment_work(*(inputs.index(name) for name in ("seg_indptr", "weight_indices", "lora_ranks")))
+    tensors = (inputs.index(name) for name in ("seg_indptr", "weight_indices", "lora_ranks"))
+    work = segment_work(len(inputs["x" if "x" in inputs else "shrunk"]), *tensors)
     slices = inputs.sizes["num_slices"]
     if "lora_a" in inputs:
         cost = shrink_cost(work, inputs["x"], slices)

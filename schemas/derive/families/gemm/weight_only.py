@@ -49,7 +49,7 @@ SGLANG_MARLIN = (  # of `gptq_marlin.cuh`, compiled when it is first called: no 
 @family("weight_only_gemm", "tvm::gptq_marlin_gemm")
 def sglang_marlin_gemm(unnamed: Invocation) -> KernelInstance:
     """SGLang's; an empty tensor stands for null."""
-    arguments = {name: unnamed[f"arg{place}"] for place, name in enumerate(SGLANG_MARLIN)}
+    arguments = {name: unnamed[f"arg{position}"] for position, name in enumerate(SGLANG_MARLIN)}
     call = Invocation(unnamed.operator, arguments)
     call.refuse("is_zp_float")
     refuse_elements(call, "g_idx", "perm")
@@ -68,8 +68,8 @@ def unified_marlin_gemm(call: Invocation) -> KernelInstance:
     refuse_elements(call, "g_idx", "g_idx_sort_indices")
     b, zero = call.tensor("weight"), with_elements(call, "weight_zp")
     k, n = (int(call.number(f"{side}_size_per_partition")) for side in ("input", "output"))
-    told = call.base.endswith("_with_wtype")
-    kind = int(call.number("wtype_id")) if told else b.numel() * 32 // (k * n) << 8
+    has_type = call.base.endswith("_with_wtype")
+    kind = int(call.number("wtype_id")) if has_type else b.numel() * 32 // (k * n) << 8
     packed = marlin_weight(k, n, kind, b, call.tensor("weight_scale"), zero)
     return weight_only_instance(call, call.tensor("input"), packed, None)
 
@@ -255,9 +255,7 @@ class GptqGemm(ReplayRule):
         index = bound["b_g_idx"]
         if isinstance(index, TensorSpec) and index.numel and bound.content("b_g_idx") is None:
             groups = bound.spec("b_gptq_scales").shape[0]
-            exllama = (
-                bound["use_exllama"] is True or bound["use_shuffle"] is True
-            )  # then it says from where each row comes
+            exllama = True in (bound["use_exllama"], bound["use_shuffle"])  # then it says from where each row comes
             rows = torch.arange(index.numel)
             bound.set_content("b_g_idx", rows if exllama else rows * groups // index.numel)
 

@@ -2,7 +2,8 @@
 kernels, which have the same names, and by SGLang's in CUDA.
 
 Each output is a sum over its token and those just before it; the last ones of a sequence stay as its state. A decode
-has one token a sequence, a prefill many. Speculative tokens and states kept at block boundaries are declined.
+has one token a sequence, a prefill many. Speculative tokens and states kept at block boundaries are declined, and so
+are tensors of several dtypes where a slot is padding (`USE_PAD_SLOT`: SGLang's, and vLLM's before 0.22).
 """
 
 from __future__ import annotations
@@ -139,11 +140,13 @@ SGLANG_NAMES = {  # of the Triton kernels' arguments, for those of the kernels i
 @family("causal_conv1d", *CUDA_UPDATES)
 def cuda_update(call: Invocation) -> KernelInstance:
     call.refuse("cache_seqlens")
+    call.tensor("conv_state_indices")  # without them each sequence has the state of its own number
     return update(as_triton(call))
 
 
 @family("causal_conv1d", *CUDA_PREFILLS)
 def cuda_forward(call: Invocation) -> KernelInstance:
+    call.tensor("cache_indices")
     return forward(as_triton(call))
 
 

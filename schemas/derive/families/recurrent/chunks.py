@@ -129,6 +129,11 @@ def read_bytes(inputs: Mapping[str, Any], *without: str) -> int:
     return sum(distinct_bytes(value) for value in tensors if isinstance(value, torch.Tensor))
 
 
+def place_bytes(inputs: Mapping[str, Any], tokens: int) -> int:
+    """Bytes of the places that tokens fill in time steps and decays, float32 [heads, chunks, chunk size]."""
+    return 2 * 4 * tokens * int(inputs["dt"].shape[0])
+
+
 def unwritten_bytes(inputs: Mapping[str, Any]) -> int:
     """Of a pool of states, which is an output, too: those that no sequence has."""
     pool = inputs.get("state")

@@ -68,8 +68,8 @@ def selective_state_update(call: Invocation) -> KernelInstance:
         "B": tensor_arg(b, *GROUPS),
         "C": tensor_arg(c, *GROUPS),
     }
-    given = [name for name in OPTIONAL if call.optional(f"{name}_ptr") is not None]
-    inputs |= {name: tensor_arg(one_token(call, f"{name}_ptr"), *OPTIONAL[name]) for name in given}
+    present = [name for name in OPTIONAL if call.optional(f"{name}_ptr") is not None]
+    inputs |= {name: tensor_arg(one_token(call, f"{name}_ptr"), *OPTIONAL[name]) for name in present}
     inputs["state_batch_indices"] = states_arg(call, "batch_size", len(x), padding, *INDICES)
 
     def used() -> torch.Tensor:

@@ -196,7 +196,9 @@ def test_what_the_reference_does_not_model_is_declined() -> None:
     unknown = {**expanded(batch, 7, SIZES, fixed=False), "slice_offsets": torch.empty(4, device="meta")}
     assert declined(EXPAND, **unknown)
     assert not declined(EXPAND, **{**unknown, "SLICE_OFFSETS": (0, 40, 48, 72)})
-    assert declined(operator("sgemm_lora_a"), **{**walk("sgemm_lora_a", [0], False), "SORTED_BY_ADAPTER": None})
+    plain = walk("sgemm_lora_a", [0], False)
+    assert declined(operator("sgemm_lora_a"), **{**plain, "SORTED_BY_ADAPTER": None})
+    assert declined(operator("sgemm_lora_a"), **{**plain, "ENABLE_PDL": False}), "of SGLang's experimental kernels"
 
 
 @pytest.mark.parametrize("name", [SHRINK, EXPAND])
@@ -216,6 +218,17 @@ def test_cost_counts_tokens_of_adapters_by_their_ranks(name: str) -> None:
     assert function is not None
     derived = function(CostInputs(checked(kernel), inputs))
     assert (derived.bytes, derived.read, derived.flops) == (cost.bytes, read, cost.flops)
+
+
+def test_segments_behind_the_tokens_cost_nothing() -> None:
+    """As in a graph's buffers, whose rest may be older."""
+    call = walk("sgemm_lora_a", [0, 0], False)
+    tokens = len(call["x"])
+    starts = torch.arange(0, 40 * tokens, tokens // 2 or 1, dtype=torch.int32)
+    longer = {"seg_indptr": starts, "weight_indices": torch.zeros(len(starts) - 1, dtype=torch.int32)}
+    whole = {"seg_indptr": torch.tensor([0, tokens]), "weight_indices": torch.zeros(1, dtype=torch.int32)}
+    costs = [cost_of_instance(kernel_of(operator("sgemm_lora_a"), **{**call, **batch})) for batch in (longer, whole)]
+    assert costs[0].flops == costs[1].flops > 0
 
 
 @pytest.mark.parametrize(("tokens", "count"), [(70, 6), (300, 8), (2, 4)])

@@ -185,6 +185,7 @@ def test_the_decodes_kernel_in_cuda_takes_other_names(convolutions: dict[str, La
     instance = agrees(operator, lambda **_: updates(convolutions)(**given), **call)
     assert instance.name == kernel_of(UPDATE, **given).name
     assert declined(operator, **{**call, "cache_seqlens": torch.zeros(3)})
+    assert declined(operator, **{**call, "conv_state_indices": None})
     bound = bound_call(f"{operator}.x", call, conv_state_indices=torch.tensor([3, 8, 1]))
     indices = bound.content("conv_state_indices")
     assert indices is not None and sorted(indices.tolist()) == [1, 2, 3] and bound.spec("conv_state").shape[0] == 4
@@ -200,5 +201,6 @@ def test_the_prefills_kernel_in_cuda_takes_other_names(convolutions: dict[str, L
         given["x_ptr"].copy_(given["o_ptr"])
 
     assert agrees(operator, run, **call).name == kernel_of(FORWARD, **given).name
+    assert declined(operator, **{**call, "cache_indices": None})
     bound = bound_call(f"{operator}.x", call, cache_indices=torch.tensor([4, 2, 7]))
     assert bound.spec("conv_states").shape[0] == 4

@@ -11,10 +11,8 @@ from agreement import agrees, checked, declined, kernel_of, randn
 from interpreted import Launcher, kernels
 from paging import starts
 from test_chunked_delta_rule import made_by_rule
-from test_sglang_delta_rule import bound_call
 from test_sglang_mamba import SOFTPLUS
 
-from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.derive.cost import CostInputs, cost_of_instance
 from kcap.schemas.derive.families import cost_function_for
 from kcap.schemas.derive.workload_draft import WorkloadDraft
@@ -276,6 +274,20 @@ def test_states_are_passed_on_and_read_as_sglang_does(
         assert function is not None and function(CostInputs(checked(kernel), inputs)).bytes == cost.bytes > 0
 
 
+@pytest.mark.parametrize("tokens", [5, 40])
+def test_a_short_prompt_costs_its_own_pairs_of_tokens(tokens: int) -> None:
+    size = 256
+    chunks = {"cb": (1, size, size), "states": (H, D, S)}
+    place, one = torch.ones(1, H, 1, size), torch.zeros(1, tokens, dtype=torch.int32)
+    products = {"a_ptr": torch.ones(1, tokens, 1, S), "b_ptr": torch.ones(1, tokens, 1, S), "seq_idx_ptr": one}
+    bmm = kernel_of(BMM, **products, out_ptr=torch.ones(1, 1, *chunks["cb"]), IS_CAUSAL=False)
+    assert bmm.flops() == 2 * tokens**2 * S
+    whole = scan(False) | {"cb_ptr": torch.ones(1, 1, *chunks["cb"]), "x_ptr": torch.ones(1, tokens, H, D)}
+    whole |= {"out_ptr": torch.ones(1, tokens, H, D), "C_ptr": torch.ones(1, tokens, 1, S), "seq_idx_ptr": one}
+    whole |= {"dt_ptr": place, "dA_cumsum_ptr": place, "states_ptr": torch.ones(1, 1, *chunks["states"])}
+    assert kernel_of(SCAN, **whole).flops() == 2 * tokens * H * D * S + tokens * (tokens + 1) * H * D
+
+
 def test_a_skip_of_each_channel_and_none(found: dict[str, Launcher]) -> None:
     for skip, word in ((randn(H, D, seed=14), "_Dhdim"), (None, "_noD")):
         assert word in agrees(SCAN, runs_scan(found), **scan(True, D_ptr=skip)).name
@@ -315,11 +327,3 @@ def test_inputs_made_by_rule_are_pieces_of_sequences(operator: str) -> None:
     )
     if operator == SCAN:
         assert draft["chunk_indices"].diff().min() >= 0 and draft["chunk_indices"][-1] == 4
-
-
-def test_replay_needs_the_places_of_sequences() -> None:
-    for operator, call in ((LAST, last(True)), (SCAN, scan(True))):
-        with pytest.raises(Skip, match="where its sequences begin"):
-            bound_call(operator, call)
-    assert bound_call(SCAN, scan(False)).content("chunk_indices_ptr") is None
-    assert bound_call(PASSING, passing(True)).spec("final_states_ptr").shape == (1, H, D * S)

@@ -20,11 +20,11 @@ from kcap.schemas.derive.cost import distinct_bytes
 from kcap.schemas.derive.families import family, valid_input
 from kcap.schemas.derive.families.recurrent.chunks import (
     SCAN_TYPES,
-    Chunks,
     chunk_kernel,
     chunks_of,
     counts_work,
     forgetting_rates,
+    place_bytes,
     read_bytes,
 )
 from kcap.schemas.derive.families.recurrent.mamba2.joined_scan import (
@@ -194,15 +194,10 @@ def chunk_state(call: Invocation) -> KernelInstance:
     )
 
 
-def place_bytes(inputs: Mapping[str, Any], chunks: Chunks) -> int:
-    """Bytes of the places that tokens fill in time steps and decays, float32."""
-    return 2 * 4 * chunks.tokens * int(inputs["dt"].shape[0])
-
-
 @counts_work("mamba2_chunk_state")
 def state_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
     chunks = chunks_of(inputs, size)
-    read = read_bytes(inputs, "dt", "dA_cumsum") + place_bytes(inputs, chunks)
+    read = read_bytes(inputs, "dt", "dA_cumsum") + place_bytes(inputs, chunks.tokens)
     return read, 2 * chunks.tokens * int(inputs["x"][:1].numel()) * int(inputs["B"].shape[2])
 
 
@@ -351,7 +346,7 @@ def scan_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
     initial = inputs.get("initial_states")
     continued = torch.cat([torch.zeros(1, dtype=torch.bool), sequences.diff() == 0])[: len(sequences)]
     with_state = int(chunks.lengths[continued].sum()) if initial is None else chunks.tokens
-    read = read_bytes(inputs, "cb", "dt", "dA_cumsum", "states") + place_bytes(inputs, chunks)
+    read = read_bytes(inputs, "cb", "dt", "dA_cumsum", "states") + place_bytes(inputs, chunks.tokens)
     read += int(continued.sum()) * distinct_bytes(states[:1]) + chunks.pairs * cb.shape[1] * cb.element_size()
     row = int(x[:1].numel())
     return read, 2 * row * (with_state * int(states.shape[3]) + chunks.pairs)

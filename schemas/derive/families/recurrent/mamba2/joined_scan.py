@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from kcap.schemas.derive.families.recurrent.chunks import chunk_kernel, counts_work, read_bytes
-from kcap.schemas.derive.invocation import Invocation, Unrecognized
+from kcap.schemas.derive.families.recurrent.chunks import chunk_kernel, counts_work, place_bytes, read_bytes
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, tensor_arg
 
 EACH_CHUNK = """    for chunk in range(-(-len(x) // {chunk_size})):
@@ -169,7 +169,9 @@ def joined_state(call: Invocation) -> KernelInstance:
 
 
 def state_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
-    return read_bytes(inputs), 2 * inputs["x"].numel() * int(inputs["B"].shape[2])
+    x = inputs["x"]
+    read = read_bytes(inputs, "dt", "dA_cumsum") + place_bytes(inputs, len(x))
+    return read, 2 * x.numel() * int(inputs["B"].shape[2])
 
 
 counts_work(TYPES[0])(state_work)
@@ -249,7 +251,8 @@ def joined_bmm(call: Invocation) -> KernelInstance:
 
 @counts_work(TYPES[2])
 def bmm_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
-    return read_bytes(inputs), 2 * inputs["B"].numel() * size
+    lengths = bounds_of_chunks(len(inputs["B"]), size).diff().long()
+    return read_bytes(inputs), 2 * int((lengths**2).sum()) * inputs["B"][:1].numel()
 
 
 def joined_scan(call: Invocation) -> KernelInstance:
@@ -295,7 +298,12 @@ def joined_scan(call: Invocation) -> KernelInstance:
 
 @counts_work(TYPES[3])
 def scan_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
-    """Half of the products is read: each token's with those before it."""
-    x, cb = inputs["x"], inputs["cb"]
-    read = read_bytes(inputs, "cb") + cb.numel() * cb.element_size() * (size + 1) // (2 * size)
-    return read, 2 * x.numel() * int(inputs["states"].shape[3]) + x.numel() * (size + 1)
+    """Of the products each token's with those before it in its chunk; a state for each chunk, or each piece of one."""
+    x, cb, states, initial = inputs["x"], inputs["cb"], inputs["states"], inputs.get("initial_states")
+    lengths = bounds_of_chunks(len(x), size).diff().long()
+    pairs = int((lengths * (lengths + 1) // 2).sum())
+    read = read_bytes(inputs, "cb", "dt", "dA_cumsum", "states", "initial_states") + place_bytes(inputs, len(x))
+    read += pairs * cb.shape[1] * cb.element_size()
+    pieces = len(states) if initial is None else min(len(inputs["chunk_indices"]), len(states) + len(initial))
+    read += pieces * total_bytes(states[:1])
+    return read, 2 * x.numel() * int(states.shape[3]) + 2 * pairs * int(x[:1].numel())

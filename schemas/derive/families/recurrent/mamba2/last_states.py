@@ -10,15 +10,13 @@ from typing import Any
 
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall, Skip
-from kcap.schemas.derive.families import ReplayRule, family, replay_rule, valid_input
+from kcap.schemas.derive.families import family, valid_input
 from kcap.schemas.derive.families.recurrent.chunks import chunk_kernel, counts_work, some_of_each
 from kcap.schemas.derive.families.recurrent.mamba2.chunked_scan import summed_decays, time_steps
 from kcap.schemas.derive.families.recurrent.mamba2.joined_scan import GROUPS, PLACES, STATES, TOKENS, TYPES, words_of
 from kcap.schemas.derive.invocation import Invocation, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, dtype_name, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
-from kcap.schemas.recording.values import TensorSpec
 
 LAST = """    assert x.shape[1:] == ({nheads}, {head_dim}) and B.shape[1:] == ({ngroups}, {dstate})
     lasts = torch.zeros((len(seq_ends), *x.shape[1:], {dstate}), dtype=torch.float32, device=x.device)
@@ -87,17 +85,6 @@ def last_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
     x, b, states = inputs["x"], inputs["B"], inputs["states"]
     read = tokens * (total_bytes(x[:1], b[:1]) + 8 * x.shape[1]) + len(ends) * total_bytes(states[:1])
     return read, 2 * tokens * int(x[:1].numel()) * int(b.shape[2])
-
-
-UNSAMPLED = "no Sample holds where its sequences begin"
-
-
-@replay_rule("triton::_chunk_state_varlen_kernel", "triton::_chunk_scan_fwd_kernel")
-class PlacesRule(ReplayRule):
-    def prepare(self, bound: BoundCall) -> None:
-        for name in ("cu_seqlens_ptr", "chunk_indices_ptr", "chunk_offsets_ptr"):
-            if isinstance(bound[name], TensorSpec) and bound.content(name) is None:
-                raise Skip(UNSAMPLED)
 
 
 valid_input("dA_cumsum", op_types=TYPES)(summed_decays)
