@@ -30,7 +30,7 @@ from kcap.replay.rebuild.memory import (
 )
 from kcap.replay.rebuild.operators import Operator, resolve_operator
 from kcap.schemas.derive import bound_call, families
-from kcap.schemas.derive.bound_call import RANDOM_BLOCK, BoundCall, Inputs, Skip, bind_call
+from kcap.schemas.derive.bound_call import RANDOM_BLOCK, BoundCall, Inputs, Skip, bind_call, fill_repeating
 from kcap.schemas.derive.invocation import torch_dtype
 from kcap.schemas.recording.recording import Argument, Call, Sample, SampledTensor, load
 from kcap.schemas.recording.values import Group, Opaque, TensorSpec
@@ -317,9 +317,10 @@ def draw_indices(bound: BoundCall, path: str, spec: TensorSpec, argument: Argume
 
 def draw_numbers(low: int, high: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     """Of many, those of one block again and again: hundreds of megabytes of packed weights would take seconds."""
-    size, drawn = math.prod(shape), torch_dtype(dtype) if dtype in DATA_DTYPES else torch.int64
-    block = torch.randint(low, min(high, torch.iinfo(drawn).max) + 1, (min(size, RANDOM_BLOCK),), dtype=drawn)
-    return block.repeat(-(-size // max(len(block), 1)))[:size].reshape(shape)
+    cells = torch.empty(math.prod(shape), dtype=torch_dtype(dtype) if dtype in DATA_DTYPES else torch.int64)
+    most, size = torch.iinfo(cells.dtype).max, min(max(len(cells), 1), RANDOM_BLOCK)
+    fill_repeating(cells, torch.randint(low, min(high, most) + 1, (size,), dtype=cells.dtype))
+    return cells.reshape(shape)
 
 
 def draw_distinct(low: int, high: int, shape: tuple[int, ...], dim: int = 0) -> torch.Tensor:

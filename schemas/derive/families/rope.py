@@ -287,13 +287,13 @@ def sglang_mrope(call: Invocation) -> KernelInstance:
             second=f"{half}:{rot}" if neox else f"1:{rot}:2",
         ),
         description="Rotary position embedding of queries and keys by three positions of each token.",
-        flops=3 * len(q) * (q.shape[1] + k.shape[1]) * rot,
-        touched=lambda: 2 * rotated_bytes(q, k, rot) + read_by_positions(table, positions),
+        flops=3 * rotated_numbers(q, k, rot),
+        touched=lambda: 2 * rotated_numbers(q, k, rot) * q.element_size() + read_by_positions(table, positions),
     )
 
 
-def rotated_bytes(q: torch.Tensor, k: torch.Tensor, rot: int) -> int:
-    return int(len(q) * (q.shape[1] + k.shape[1]) * rot * q.element_size())
+def rotated_numbers(q: torch.Tensor, k: torch.Tensor, rot: int) -> int:
+    return int(len(q) * (q.shape[1] + k.shape[1]) * rot)
 
 
 def read_by_positions(table: torch.Tensor, positions: torch.Tensor) -> int:
@@ -305,10 +305,10 @@ def read_by_positions(table: torch.Tensor, positions: torch.Tensor) -> int:
 @cost_function("mrope")
 def mrope_cost(inputs: CostInputs) -> Cost:
     q, k, table = (inputs[name] for name in ("q", "k", "cos_sin_cache"))
-    turned = rotated_bytes(q, k, table.shape[-1])
+    numbers = rotated_numbers(q, k, table.shape[-1])
+    turned = numbers * q.element_size()
     read = turned + read_by_positions(table, inputs["positions"])
-    flops = 3 * len(q) * (q.shape[1] + k.shape[1]) * table.shape[-1]
-    return Cost(read + turned, read, flops, inputs.dtype)
+    return Cost(read + turned, read, 3 * numbers, inputs.dtype)
 
 
 LONGEST_SEQUENCE = 4096  # positions where no table bounds them

@@ -123,7 +123,7 @@ def shrink(call: Invocation) -> KernelInstance:
     inputs = {
         "x": tensor_arg(x, "num_tokens", "hidden_size"),
         "lora_a": tensor_arg(weights.unflatten(1, (s, r)), "num_loras", *LOW[1:], "hidden_size"),
-        "shrunk": tensor_arg(out.unflatten(1, (s, r)), *LOW, description="What is there before."),
+        "shrunk": tensor_arg(out.unflatten(1, (s, r)), *LOW, description=BEFORE),
         **index_inputs(call),
     }
     sorted_ = "" if "permutation" in inputs else "_inorder"

@@ -233,8 +233,10 @@ class UntypedMarlinGemm(ReplayRule):
         raise Skip("it takes the type of its weight from the engine's configuration")
 
 
-@replay_rule("_C::awq_gemm", "_C::awq_dequantize", "triton::awq_dequantize_kernel", "triton::awq_gemm_kernel")
-@replay_rule("sglang::awq_dequantize", "sgl_kernel::awq_dequantize")
+@replay_rule(
+    *("_C::awq_gemm", "_C::awq_dequantize", "triton::awq_dequantize_kernel", "triton::awq_gemm_kernel"),
+    *("sglang::awq_dequantize", "sgl_kernel::awq_dequantize"),
+)
 class AwqWeight(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
         set_words(bound, "_kernel", "_zeros", "qweight_ptr", "b_ptr", "zeros_ptr", "qweight", "qzeros")

@@ -45,7 +45,7 @@ def layer_norm(call: Invocation) -> KernelInstance:
         normed: torch.Tensor = call.result[0] if isinstance(call.result, tuple) else call.result
         return normed
 
-    parts = {name: tensor for name in ("weight", "bias") if (tensor := call.optional(name)) is not None}
+    parts = {name: call.optional(name) for name in ("weight", "bias")}
     return instance(x, parts, output, x.dtype, epsilon(call, x.dtype), x.shape[-1], centered=True)
 
 
@@ -61,8 +61,7 @@ def gated_norm(call: Invocation) -> KernelInstance:
         plain = Invocation(call.operator, {"weight": call.tensor("W"), "eps": eps})
         return norm_instance(plain, x, lambda: out)
     parts = {"weight": call.tensor("W"), "bias": shift, "gate": gate}
-    present = {name: tensor for name, tensor in parts.items() if tensor is not None}
-    return instance(x, present, lambda: out, out.dtype, eps, size, not rms, before, activation)
+    return instance(x, parts, lambda: out, out.dtype, eps, size, not rms, before, activation)
 
 
 @family("layernorm", "triton::layer_norm_gated_fwd_kernel", "triton::layer_norm_gated_fwd_kernel1")
@@ -76,14 +75,13 @@ def norm_then_gate(call: Invocation) -> KernelInstance:
     if not isinstance(rms, bool) or activation not in GATES:
         raise Unrecognized("its constants are not known")
     parts = {"weight": call.optional("w"), "bias": call.optional("b"), "gate": call.tensor("g")}
-    present = {name: tensor for name, tensor in parts.items() if tensor is not None}
     eps = float(call.number("eps"))
-    return instance(x, present, lambda: out, out.dtype, eps, x.shape[-1], not rms, activation=activation)
+    return instance(x, parts, lambda: out, out.dtype, eps, x.shape[-1], not rms, activation=activation)
 
 
 def instance(
     x: torch.Tensor,
-    parts: dict[str, torch.Tensor],
+    optional: dict[str, torch.Tensor | None],
     output: LazyValue,
     dtype: torch.dtype,
     eps: float,
@@ -92,10 +90,11 @@ def instance(
     before: bool = True,
     activation: str = "silu",
 ) -> KernelInstance:
-    """`x`: [..., columns], normed by groups of `size` columns. `parts`: of `weight`, `bias` and `gate` what there is.
+    """`x`: [..., columns], normed by groups of `size` columns. `optional`: of `weight`, `bias` and `gate`.
 
     `before`: it is normed before it is gated. `centered`: a layer norm, else a root mean square norm.
     """
+    parts = {name: tensor for name, tensor in optional.items() if tensor is not None}
     h, inputs = x.shape[-1], {"hidden_states": rows(x)}
     if h % size:
         raise Unrecognized("its groups differ in size")

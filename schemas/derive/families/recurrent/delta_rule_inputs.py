@@ -139,19 +139,23 @@ def split_qkv(call: Invocation) -> KernelInstance:
     return KernelInstance(
         name=f"gdn_split_qkv{abbreviate(mixed.dtype, torch.bfloat16)}_qk{h}_v{hv}_k{d}_d{dv}",
         op_type="gdn_split_qkv",
-        axes={
-            "total_tokens": None,
-            "qkv_size": mixed.shape[1],
-            "num_k_heads": h,
-            "num_v_heads": hv,
-            "head_size": d,
-            "v_head_size": dv,
-        },
+        axes=axes_of_parts(mixed, q, v),
         inputs={"mixed_qkv": tensor_arg(mixed, "total_tokens", "qkv_size")},
-        outputs={"q": tensor_arg(q, *KEYS), "k": tensor_arg(k, *KEYS), "v": tensor_arg(v, *VALUES)},
+        outputs=parts_args(q, k, v),
         reference=SPLIT_QKV.format(h=h, k=d, hv=hv, v=dv),
         description="Queries, keys and values of the gated delta rule, out of its short convolution's output.",
     )
+
+
+def axes_of_parts(mixed: torch.Tensor, q: torch.Tensor, v: torch.Tensor) -> dict[str, int | None]:
+    """Of `mixed`, [tokens, queries, keys and values of all heads], and its parts, [tokens, heads, size]."""
+    (h, d), (hv, dv) = q.shape[1:], v.shape[1:]
+    sizes = {"num_k_heads": h, "num_v_heads": hv, "head_size": d, "v_head_size": dv}
+    return {"total_tokens": None, "qkv_size": mixed.shape[1], **sizes}
+
+
+def parts_args(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, TensorArg]:
+    return {"q": tensor_arg(q, *KEYS), "k": tensor_arg(k, *KEYS), "v": tensor_arg(v, *VALUES)}
 
 
 def projections(call: Invocation, suffix: str = "") -> dict[str, TensorArg]:
@@ -212,19 +216,10 @@ def post_conv(call: Invocation) -> KernelInstance:
     return KernelInstance(
         name=f"gdn_post_conv{words}_qk{h}_v{hv}_k{d}_d{dv}",
         op_type="gdn_post_conv",
-        axes={
-            "total_tokens": None,
-            "qkv_size": mixed.shape[1],
-            "num_k_heads": h,
-            "num_v_heads": hv,
-            "head_size": d,
-            "v_head_size": dv,
-        },
+        axes=axes_of_parts(mixed, q, v),
         inputs={"mixed_qkv": tensor_arg(mixed, "total_tokens", "qkv_size"), **projections(call, "_ptr")},
         outputs={
-            "q": tensor_arg(q, *KEYS),
-            "k": tensor_arg(k, *KEYS),
-            "v": tensor_arg(v, *VALUES),
+            **parts_args(q, k, v),
             "g": tensor_arg(decay, *HEADS, description="The decay." if exp else DECAY),
             "beta": tensor_arg(rate, *HEADS, description=RATE),
         },

@@ -18,16 +18,11 @@ from kcap.schemas.derive.families.recurrent.chunks import chunk_kernel, counts_w
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, tensor_arg
 
-EACH_CHUNK = """    for chunk in range(-(-len(x) // {chunk_size})):
-        start, end = chunk * {chunk_size}, min((chunk + 1) * {chunk_size}, len(x))
-"""
-
-STATE = (
-    """    assert x.shape[1:] == ({nheads}, {head_dim}) and B.shape[1:] == ({ngroups}, {dstate})
+STATE = """    assert x.shape[1:] == ({nheads}, {head_dim}) and B.shape[1:] == ({ngroups}, {dstate})
     states = torch.zeros((dt.shape[1], *x.shape[1:], {dstate}), dtype=torch.float32, device=x.device)
-"""
-    + EACH_CHUNK
-    + """        decay, step = dA_cumsum[:, chunk], dt[:, chunk, : end - start]
+    for chunk in range(-(-len(x) // {chunk_size})):
+        start, end = chunk * {chunk_size}, min((chunk + 1) * {chunk_size}, len(x))
+        decay, step = dA_cumsum[:, chunk], dt[:, chunk, : end - start]
         weight = torch.exp(decay[:, -1:] - decay[:, : end - start]) * step
         weight = torch.where(seq_idx[start:end] == seq_idx[end - 1], weight, 0.0)
         b = B[start:end].to(torch.float32).repeat_interleave({nheads} // {ngroups}, dim=1)
@@ -35,7 +30,6 @@ STATE = (
         states[chunk] = torch.einsum("thd,ths->hds", x[start:end].to(torch.float32), b)
     return states.to(torch.{dtype})
 """
-)
 
 PASSING = """    assert states.shape[1:] == ({nheads}, {state_size}) and dA_cumsum.shape[2] == {chunk_size}
     before = torch.zeros(states.shape, dtype=torch.float32, device=states.device)
