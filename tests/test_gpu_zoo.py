@@ -136,13 +136,16 @@ def test_a_model_that_the_engine_cannot_run_says_why(
     assert [words[0] for words in answers.commands] == ["record"]
 
 
+@pytest.mark.parametrize("framework", ["vLLM", "SGLang"])
 def test_what_a_program_runs_is_recorded_as_a_command(
-    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    framework: str, script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     answers = Answers(script, monkeypatch, tmp_path)
-    answers.stages(script.Findings("speech"), "record")
+    answers.zoo.framework, answers.zoo.given = framework, ["device=cpu"]
+    answers.stages(script.Findings("lora"), "record")
     (words,) = answers.commands
-    assert words[words.index("--") + 2 :][1:] == ["speech", "openai/whisper-large-v3", "2"]
+    said = ["lora", "meta-llama/Llama-3.1-8B", "2", "--framework", framework, "--engine-arg", "device=cpu"]
+    assert words[words.index("--") + 2 :][1:] == said
 
 
 def test_where_time_is_measured_each_model_has_a_gpu_to_itself(

@@ -8,8 +8,8 @@ last three also take Recordings that lie in DIR already. Record and fidelity mea
 to itself. The others take N models at once on each GPU (`--jobs N`); where N is 1, warm is left out.
 
 Each model is a configuration that kcap has (`capture/controller/models`), with dummy weights and a few of its layers;
-those that need an adapter, pictures or sound are run by `zoo_programs.py`, in vLLM alone. Prints a table last, a row
-for each model:
+those that need an adapter, pictures or sound are run by `zoo_programs.py`, sound in vLLM alone. Prints a table last, a
+row for each model:
 
 - covered: of the GPU time in the profiled steps, what is of recorded calls; at least 97 %
 - families: of that time, what is in named families; at least 95 %
@@ -270,12 +270,11 @@ class Zoo:
         model = ZOO[findings.name]
         layers = model.layers if self.gpus else 2
         log = self.output / f"{findings.name}.log"
-        if model.program and self.framework != "vLLM":
-            raise RuntimeError("its program is for vLLM")
         if model.program:
             program = str(Path(__file__).with_name("zoo_programs.py"))
             words = ["--", sys.executable, program, model.program, model.id, str(layers)]
-            words += MEMORY if self.gpus else ()
+            words += ["--framework", self.framework]
+            arguments = (*(MEMORY if self.gpus and self.framework == "vLLM" else ()), *self.given)
         else:
             own = model.arguments if self.framework == "vLLM" else ()
             arguments = (*own, *(SERVING[self.framework] if self.gpus else ()), *self.given)
@@ -283,7 +282,7 @@ class Zoo:
             words = ["--framework", self.framework, "--model", model.id, "--load-format", "dummy"]
             words += ["--num-layers", str(layers)]
             words += [*(load if self.gpus else ON_CPU), "--engine-log", str(log)]
-            words += [word for argument in arguments for word in ("--engine-arg", argument)]
+        words += [word for argument in arguments for word in ("--engine-arg", argument)]
         return self._kcap(findings, "record", *options, "-o", str(path), "--force", *words)
 
     def _kcap(self, findings: Findings, *words: str) -> subprocess.CompletedProcess[str]:

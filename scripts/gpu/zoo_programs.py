@@ -1,18 +1,20 @@
 """The models of the zoo that need more than token ids, as programs: an adapter, pictures, sound.
 
-    kcap record -o lora.kcap -- python scripts/gpu/zoo_programs.py lora meta-llama/Llama-3.1-8B LAYERS [KEY=NUMBER]…
+    kcap record -o lora.kcap -- python scripts/gpu/zoo_programs.py lora meta-llama/Llama-3.1-8B LAYERS
+                                       [--framework SGLang] [--engine-arg KEY=VALUE]…
 
 Each writes what the model needs beside its configuration (random adapters, a tokenizer that knows the special tokens),
-starts vLLM with dummy weights (and KEY=NUMBER as further arguments) and generates.
+starts the engine with dummy weights and generates. `speech` is for vLLM alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +22,132 @@ import numpy as np
 import torch
 
 from kcap.capture.controller.models import find_config
+from kcap.capture.controller.offline import engine_arguments
 
 ANSWER = 16  # tokens
 CUDA = torch.cuda.is_available()
 HALF = CUDA or torch.cpu._is_avx512_supported()  # without AVX-512 a CPU takes minutes for a product in bfloat16
 TIMES = 2  # the steps of the first time are those that --check-coverage profiles
-ENGINE: dict[str, Any] = {  # as zoo.py starts the others
+TYPE = "bfloat16" if HALF else "float32"
+VLLM: dict[str, Any] = {  # as zoo.py starts the others
     "load_format": "dummy",
-    "dtype": "bfloat16" if HALF else "float32",
+    "dtype": TYPE,
     "max_num_seqs": 32,
     "max_num_batched_tokens": 2048,
     "enable_prefix_caching": False,  # else the second time has no prefill
     "compilation_config": {"cudagraph_capture_sizes": [1, 4, 16]},
     **({} if CUDA else {"enforce_eager": True}),
 }
+SGLANG: dict[str, Any] = {
+    "load_format": "dummy",
+    "dtype": TYPE,
+    "max_running_requests": 32,
+    "chunked_prefill_size": 2048,
+    "disable_radix_cache": True,
+    "sampling_backend": "pytorch",
+    **({"cuda_graph_bs_decode": [1, 4, 8, 16]} if CUDA else {"max_total_tokens": 8192}),
+}
+PROMPTS = [[(7 * i + 13 * j) % 400 + 3 for j in range(200 + 16 * i)] for i in range(8)]
+RANK = 16
+PICTURES = 4
+PICTURE_TEXT = "<|vision_start|><|image_pad|><|vision_end|>" + "what is this? " * 8
 
 
-def lora(folder: Path, layers: int) -> None:
+class Vllm:
+    """Runs what is in `folder` with vLLM, with `given` as further arguments."""
+
+    def __init__(self, folder: Path, given: dict[str, Any]) -> None:
+        self.folder, self.given = str(folder), VLLM | given
+
+    def lora(self, adapters: Sequence[Path]) -> None:
+        from vllm.lora.request import LoRARequest
+
+        requests = [LoRARequest(path.name, number, str(path)) for number, path in enumerate(adapters, 1)]
+        self.given |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": RANK, "max_model_len": 2048}
+        self.given["skip_tokenizer_init"] = True
+        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        asked = [requests[i % len(requests)] for i in range(len(prompts))]
+        self._generate(lambda: prompts, detokenize=False, lora_request=asked)
+
+    def vision(self) -> None:
+        from PIL import Image
+
+        draw = np.random.default_rng(0)
+        self.given |= {"max_model_len": 4096, "limit_mm_per_prompt": {"image": 1, "video": 0}}
+        self._generate(
+            lambda: [
+                {"prompt": PICTURE_TEXT, "multi_modal_data": {"image": Image.fromarray(picture)}}
+                for picture in pictures(draw)
+            ]
+        )
+
+    def speech(self) -> None:
+        draw = np.random.default_rng(0)
+        sounds = [draw.standard_normal(16_000 * (4 + 2 * i)).astype(np.float32) / 10 for i in range(4)]
+        prompts = [
+            {
+                "encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": (sound, 16_000)}},
+                "decoder_prompt": "<|startoftranscript|><|l0|><|transcribe|><|notimestamps|>",
+            }
+            for sound in sounds
+        ]
+        self.given |= {"max_model_len": 448, "limit_mm_per_prompt": {"audio": 1}}
+        self._generate(lambda: prompts)
+
+    def _generate(self, prompts: Callable[[], list[Any]], detokenize: bool = True, **options: Any) -> None:
+        from vllm import LLM, SamplingParams
+
+        llm = LLM(self.folder, **self.given)
+        params = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True, detokenize=detokenize)
+        for _ in range(TIMES):
+            llm.generate(prompts(), params, use_tqdm=False, **options)
+
+
+class Sglang:
+    """Runs what is in `folder` with SGLang, with `given` as further arguments."""
+
+    def __init__(self, folder: Path, given: dict[str, Any]) -> None:
+        self.given = {"model_path": str(folder), **SGLANG, **given}
+
+    def lora(self, adapters: Sequence[Path]) -> None:
+        self.given |= {"lora_paths": {path.name: str(path) for path in adapters}, "max_loras_per_batch": len(adapters)}
+        self.given |= {"max_lora_rank": RANK, "context_length": 2048, "skip_tokenizer_init": True}
+        names = [adapters[i % len(adapters)].name for i in range(len(PROMPTS))]
+        self._generate(lambda: {"input_ids": PROMPTS, "lora_path": names})
+
+    def vision(self) -> None:
+        from PIL import Image
+
+        draw = np.random.default_rng(0)
+        self.given |= {"context_length": 4096, "enable_multimodal": True}
+        self._generate(
+            lambda: {
+                "prompt": [PICTURE_TEXT] * PICTURES,
+                "image_data": [Image.fromarray(picture) for picture in pictures(draw)],
+            }
+        )
+
+    def _generate(self, asked: Callable[[], dict[str, Any]]) -> None:
+        from sglang import Engine
+
+        from kcap.capture.engines.sglang.offline import of_this_machine
+        from kcap.capture.session import Workload
+
+        machine = of_this_machine(Workload(len(PROMPTS), max(map(len, PROMPTS)), ANSWER))
+        engine = Engine(**machine | self.given)
+        for _ in range(TIMES):
+            engine.generate(
+                **asked(), sampling_params={"max_new_tokens": ANSWER, "temperature": 0.0, "ignore_eos": True}
+            )
+        engine.shutdown()
+
+
+ENGINES = {"vLLM": Vllm, "SGLang": Sglang}
+
+
+def lora(folder: Path) -> tuple[Any, ...]:
     """Two adapters of rank 16 on the attention's and the gated products, half of the requests with each."""
     from safetensors.torch import save_file
-    from vllm import LLM, SamplingParams
-    from vllm.lora.request import LoRARequest
 
     config = json.loads((folder / "config.json").read_text())
     hidden, wide = config["hidden_size"], config["intermediate_size"]
@@ -50,36 +157,25 @@ def lora(folder: Path, layers: int) -> None:
         "self_attn.v_proj": (hidden, narrow),
         "mlp.gate_proj": (hidden, wide),
     }
-    requests = []
-    for number in (1, 2):
-        adapter = folder / f"adapter-{number}"
+    adapters = [folder / f"adapter-{number}" for number in (1, 2)]
+    for adapter in adapters:
         adapter.mkdir()
         weights = {}
-        for layer in range(layers):
+        for layer in range(config["num_hidden_layers"]):
             for module, (inputs, outputs) in sizes.items():
                 name = f"base_model.model.model.layers.{layer}.{module}"
-                weights[f"{name}.lora_A.weight"] = torch.randn(16, inputs, dtype=torch.bfloat16) / 64
-                weights[f"{name}.lora_B.weight"] = torch.randn(outputs, 16, dtype=torch.bfloat16) / 64
+                weights[f"{name}.lora_A.weight"] = torch.randn(RANK, inputs, dtype=torch.bfloat16) / 64
+                weights[f"{name}.lora_B.weight"] = torch.randn(outputs, RANK, dtype=torch.bfloat16) / 64
         save_file(weights, adapter / "adapter_model.safetensors")
         targets = sorted(name.partition(".")[2] for name in sizes)
-        form = {"peft_type": "LORA", "r": 16, "lora_alpha": 32, "target_modules": targets, "bias": "none"}
+        form = {"peft_type": "LORA", "r": RANK, "lora_alpha": 32, "target_modules": targets, "bias": "none"}
         (adapter / "adapter_config.json").write_text(json.dumps(form))
-        requests.append(LoRARequest(f"adapter {number}", number, str(adapter)))
-    llm = LLM(
-        str(folder), enable_lora=True, max_loras=2, max_lora_rank=16, max_model_len=2048, skip_tokenizer_init=True,
-        hf_overrides={"num_hidden_layers": layers}, **ENGINE,
-    )  # fmt: skip
-    prompts = [{"prompt_token_ids": [(7 * i + 13 * j) % 400 + 3 for j in range(200 + 16 * i)]} for i in range(8)]
-    params = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True, detokenize=False)
-    for _ in range(TIMES):
-        llm.generate(prompts, params, lora_request=[requests[i % 2] for i in range(8)], use_tqdm=False)
+    return (adapters,)
 
 
-def vision(folder: Path, layers: int) -> None:
+def vision(folder: Path) -> tuple[Any, ...]:
     """Four requests with a picture each, of two sizes."""
-    from PIL import Image
-    from vllm import LLM, SamplingParams
-
+    change_config(folder, vision_config={"depth": 8})  # layer 7 attends to the whole picture
     names = ["endoftext", "im_start", "im_end", "object_ref_start", "object_ref_end", "box_start", "box_end"]
     names += ["quad_start", "quad_end", "vision_start", "vision_end", "vision_pad", "image_pad", "video_pad"]
     write_tokenizer(folder, 151_643, [f"<|{name}|>" for name in names], "Qwen2TokenizerFast", "<|endoftext|>")
@@ -90,29 +186,18 @@ def vision(folder: Path, layers: int) -> None:
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": ""}))
-    overrides = {"num_hidden_layers": layers, "vision_config": {"depth": 8}}  # layer 7 attends to the whole picture
-    llm = LLM(
-        str(folder), max_model_len=4096, hf_overrides=overrides, limit_mm_per_prompt={"image": 1, "video": 0}, **ENGINE
-    )
-    draw = np.random.default_rng(0)
-    text = "<|vision_start|><|image_pad|><|vision_end|>" + "what is this? " * 8
-    for _ in range(TIMES):
-        llm.generate(
-            [{"prompt": text, "multi_modal_data": {"image": Image.fromarray(picture)}} for picture in pictures(draw)],
-            SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True),
-            use_tqdm=False,
-        )
+    return ()
 
 
 def pictures(draw: np.random.Generator) -> list[np.ndarray[Any, Any]]:
     """Others each time: of a picture that it has seen the engine keeps what its encoder made of it."""
-    return [draw.integers(0, 255, (448, 448 + 224 * (i % 2), 3), np.uint8) for i in range(4)]
+    return [draw.integers(0, 255, (448, 448 + 224 * (i % 2), 3), np.uint8) for i in range(PICTURES)]
 
 
-def speech(folder: Path, layers: int) -> None:
+def speech(folder: Path) -> tuple[Any, ...]:
     """Four requests with some seconds of noise each."""
-    from vllm import LLM, SamplingParams
-
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    change_config(folder, encoder_layers=layers, decoder_layers=layers)
     special = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|l{number}|>" for number in range(100))]
     special += [
         "<|translate|>",
@@ -130,19 +215,16 @@ def speech(folder: Path, layers: int) -> None:
         "padding_side": "right", "padding_value": 0.0, "return_attention_mask": False, "sampling_rate": 16_000,
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(extractor))
-    overrides = {"num_hidden_layers": layers, "encoder_layers": layers, "decoder_layers": layers}
-    llm = LLM(str(folder), max_model_len=448, hf_overrides=overrides, limit_mm_per_prompt={"audio": 1}, **ENGINE)
-    draw = np.random.default_rng(0)
-    sounds = [draw.standard_normal(16_000 * (4 + 2 * i)).astype(np.float32) / 10 for i in range(4)]
-    prompts = [
-        {
-            "encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": (sound, 16_000)}},
-            "decoder_prompt": "<|startoftranscript|><|l0|><|transcribe|><|notimestamps|>",
-        }
-        for sound in sounds
-    ]
-    for _ in range(TIMES):
-        llm.generate(prompts, SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True), use_tqdm=False)
+    return ()
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    """In the model's config.json; of a member that is an object, the members that are named."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    for key, value in changes.items():
+        config[key] = config.get(key, {}) | value if isinstance(value, dict) else value
+    file.write_text(json.dumps(config))
 
 
 def write_tokenizer(folder: Path, size: int, special: Sequence[str], kind: str, end: str) -> None:
@@ -163,16 +245,28 @@ def write_tokenizer(folder: Path, size: int, special: Sequence[str], kind: str, 
     (folder / "merges.txt").write_text("#version: 0.2\n")
 
 
+PROGRAMS = {"lora": lora, "vision": vision, "speech": speech}
+
+
 def main() -> None:
-    program, model, layers, *more = sys.argv[1:]
-    ENGINE.update({key: json.loads(number) for key, number in (word.split("=") for word in more)})
-    source = find_config(model)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", choices=PROGRAMS)
+    parser.add_argument("model")
+    parser.add_argument("layers", type=int)
+    parser.add_argument("--framework", choices=ENGINES, default="vLLM")
+    parser.add_argument("--engine-arg", action="append", default=[], metavar="KEY=VALUE")
+    args = parser.parse_args()
+    source = find_config(args.model)
     if source is None:
-        sys.exit(f"kcap has no configuration of {model}")
+        sys.exit(f"kcap has no configuration of {args.model}")
     with tempfile.TemporaryDirectory(prefix="zoo-") as name:
         folder = Path(name)
         shutil.copy(source / "config.json", folder)
-        {"lora": lora, "vision": vision, "speech": speech}[program](folder, int(layers))
+        change_config(folder, num_hidden_layers=args.layers)
+        engine = ENGINES[args.framework](folder, engine_arguments(tuple(args.engine_arg)))
+        if not hasattr(engine, args.program):
+            sys.exit(f"{args.program} is for vLLM alone")
+        getattr(engine, args.program)(*PROGRAMS[args.program](folder))
 
 
 if __name__ == "__main__":
