@@ -139,22 +139,32 @@ int64_t kcap_graph_end(const char* info, int64_t nodes) {
 
 void kcap_graph_abandon() { kcap::capture_over(this_thread()); }
 
-// The graph is about to be replayed on this thread.
-int kcap_graph_replay(int64_t graph) {
-  return kcap::guarded([&] {
+// The graph is about to be launched on this thread. Whether kcap_graph_launched is to be called after.
+int kcap_graph_launching(int64_t graph) {
+  bool unfinished = false;
+  kcap::guarded([&] {
     auto& t = this_thread();
     if (t.capture || !kcap::listening(t)) return;
-    kcap::replayed(t, g->graphs.at(static_cast<size_t>(graph)));
+    unfinished = kcap::launching(t, g->graphs.at(static_cast<size_t>(graph)));
+  });
+  return unfinished;
+}
+
+int kcap_graph_launched() {
+  return kcap::guarded([&] {
+    auto& t = this_thread();
+    if (t.owner == g) kcap::launched(t);
   });
 }
 
-// The memory that graphs allocated for themselves, as pairs of addresses: it holds nothing before a replay.
-int kcap_private_memory(const uint64_t* bounds, size_t pairs) {
+// The memory that graphs allocated for themselves, as pairs of addresses; nullptr: it is not known.
+int kcap_graph_memory(const uint64_t* bounds, size_t pairs) {
   return kcap::guarded([&] {
     std::vector<std::pair<uintptr_t, uintptr_t>> memory;
     for (size_t i = 0; i < pairs; i++) memory.emplace_back(bounds[2 * i], bounds[2 * i + 1]);
     std::lock_guard<std::mutex> guard(g->mutex);
-    g->private_memory = std::move(memory);
+    g->graph_memory = std::move(memory);
+    g->graph_memory_known = bounds != nullptr;
   });
 }
 

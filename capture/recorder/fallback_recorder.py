@@ -172,10 +172,13 @@ class DispatchModeRecorder:
     def graph_abandon(self) -> None:
         self._capturing = False
 
-    def graph_replay(self, graph: int) -> None:
+    def graph_launching(self, graph: int) -> bool:
         raise NotImplementedError  # no graph has a number
 
-    def private_memory(self, ranges: Ranges) -> None:
+    def graph_launched(self) -> None:
+        raise NotImplementedError
+
+    def graph_memory(self, ranges: Ranges | None) -> None:
         """Nothing: no tensor on a GPU is sampled."""
 
     def group(self, name: str, handle: int, size: int, rank: int, label: str = "") -> None:

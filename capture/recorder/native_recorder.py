@@ -112,12 +112,16 @@ class NativeRecorder:
     def graph_abandon(self) -> None:
         self._quick.kcap_graph_abandon()
 
-    def graph_replay(self, graph: int) -> None:
-        self._quick.kcap_graph_replay(graph)
+    def graph_launching(self, graph: int) -> bool:
+        return bool(self._quick.kcap_graph_launching(graph))
 
-    def private_memory(self, ranges: Ranges) -> None:
-        bounds = [bound for pair in ranges for bound in pair]
-        self._quick.kcap_private_memory((ctypes.c_uint64 * len(bounds))(*bounds), len(ranges))
+    def graph_launched(self) -> None:
+        self._quick.kcap_graph_launched()
+
+    def graph_memory(self, ranges: Ranges | None) -> None:
+        bounds = [bound for pair in ranges or () for bound in pair]
+        array = None if ranges is None else (ctypes.c_uint64 * len(bounds))(*bounds)
+        self._quick.kcap_graph_memory(array, len(bounds) // 2)
 
     def group(self, name: str, handle: int, size: int, rank: int, label: str = "") -> None:
         self._quick.kcap_group(name.encode(), handle, size, rank, label.encode())
@@ -144,8 +148,8 @@ def _declare(lib: ctypes.PyDLL) -> None:
     lib.kcap_call.argtypes = [number, number, small, text, ctypes.c_void_p, small, small]
     lib.kcap_graph_begin.argtypes = [small, ctypes.c_void_p]
     lib.kcap_graph_end.argtypes = [text, number]
-    lib.kcap_graph_replay.argtypes = [number]
-    lib.kcap_private_memory.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    lib.kcap_graph_launching.argtypes = [number]
+    lib.kcap_graph_memory.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     lib.kcap_group.argtypes = [text, number, small, small, text]
 
 

@@ -80,9 +80,14 @@ class Recorder(Protocol):
         """The graph's number, -1 where it cannot be kept. `info`: more members of its line, each after a comma."""
 
     def graph_abandon(self) -> None: ...
-    def graph_replay(self, graph: int) -> None: ...
-    def private_memory(self, ranges: Ranges) -> None:
-        """Where graphs keep what they compute themselves: such memory is not sampled before a replay."""
+    def graph_launching(self, graph: int) -> bool:
+        """The graph is about to be launched on this thread. Whether `graph_launched` is to be called after, for Samples
+        of what the graph computes itself."""
+
+    def graph_launched(self) -> None: ...
+    def graph_memory(self, ranges: Ranges | None) -> None:
+        """Where graphs keep what they compute themselves, sampled after a launch, all else before. None: not known, and
+        nothing is sampled."""
 
     def group(self, name: str, handle: int, size: int, rank: int, label: str = "") -> None:
         """A process group, by the name or the handle that operators are given it by; c10d's own as `c10d/NAME`.

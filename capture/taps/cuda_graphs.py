@@ -22,7 +22,6 @@ from kcap.capture.recorder.recorder import Recorder
 from kcap.capture.taps.external import contained
 
 LOOK = 1.0  # seconds from one look at the allocator's memory to the next
-EVERYWHERE = [(0, 1 << 63)]
 HANDED_OUT = ("raw_cuda_graph", "raw_cuda_graph_exec")
 
 
@@ -104,8 +103,11 @@ class CudaGraphs:
             raise
 
     def _replay(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
-        self.launch(graph)
-        return original(graph, *args, **kwargs)
+        unfinished = self._host.open and self._launching(graph)
+        result = original(graph, *args, **kwargs)
+        if unfinished:
+            self._launched()
+        return result
 
     def _hand_out(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
         self.handed_out += 1
@@ -126,7 +128,7 @@ class CudaGraphs:
     def launch(self, graph: Any) -> None:
         """`graph` is about to be launched."""
         if self._host.open:
-            self._replaying(graph)
+            self._launching(graph)
 
     # ---- what the tap makes of them ----
 
@@ -182,16 +184,22 @@ class CudaGraphs:
         self.captured += 1
 
     @contained
-    def _replaying(self, graph: Any) -> None:
+    def _launching(self, graph: Any) -> bool:
+        """Whether `_launched` is to be called after the launch."""
         number = self._numbers.get(graph)
         recorder = self._host.recorder
         if number is None or recorder is None:
             self.unknown += 1
-            return
+            return False
         if self._stale:
             self.refresh()
         self.replays += 1
-        recorder.graph_replay(number)
+        return recorder.graph_launching(number)
+
+    @contained
+    def _launched(self) -> None:
+        if self._host.recorder is not None:
+            self._host.recorder.graph_launched()
 
     @contained
     def annotate(self, graph: Any, info: dict[str, Any]) -> None:
@@ -208,10 +216,10 @@ class CudaGraphs:
             return
         self._stale, self._looked = False, now
         try:
-            self._host.recorder.private_memory(private_ranges())
+            self._host.recorder.graph_memory(memory_of_graphs())
         except RuntimeError as error:  # an allocator that does not report its memory
             self._unsampled = str(error).splitlines()[0]
-            self._host.recorder.private_memory(EVERYWHERE)
+            self._host.recorder.graph_memory(None)
 
     def health(self) -> tuple[str, str]:
         """Status and detail of the tap, for the Recording."""
@@ -240,7 +248,7 @@ def _members(info: dict[str, Any]) -> bytes:
     return b"," + orjson.dumps(info)[1:-1] if info else b""
 
 
-def private_ranges() -> list[tuple[int, int]]:
+def memory_of_graphs() -> list[tuple[int, int]]:
     """The memory of torch's allocator that belongs to graphs' own pools, as addresses from and to."""
     import torch
 

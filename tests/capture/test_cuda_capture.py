@@ -52,6 +52,35 @@ def test_a_capture_inside_the_recording_is_left_whole(record: Record) -> None:
     assert {(tensor.low, tensor.high) for tensor in held} == {(0, 5)}
 
 
+def test_what_a_graph_computes_is_sampled_after_its_launch(record: Record) -> None:
+    """Each layer's table is the graph's own; what comes after the last would be given its memory."""
+    x, base, n = (torch.zeros(6, device="cuda", dtype=torch.int32) for _ in range(3))
+    out: list[torch.Tensor] = []
+
+    def layers() -> None:
+        for layer in range(3):
+            out.append(looked_up(x, base + n + layer))
+        out.extend(torch.full_like(x, 99) + n for _ in range(20))
+
+    layers()
+    torch.cuda.synchronize()
+
+    def body(recorder: Any) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            layers()
+        for k in (1, 2, 3):
+            n.fill_(k)
+            with recorder.step("decode"):
+                graph.replay()
+        torch.cuda.synchronize()
+
+    recording = record(body)
+    sampled = [sample for sample in recording.samples if "looked_up" in recording.calls[sample.call].operator]
+    values = [(sample.step, recording.value(table).tolist()) for sample in sampled for table in sample.tensors.values()]
+    assert values == [(k - 1, [k] * 6) for k in (1, 2, 3)]
+
+
 class Mapped:
     """Pinned memory of the host, which torch takes for a tensor of the GPU's, as engines have some."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fake_graphs import X, captured, counts, operators
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import kcap
 from kcap.capture.fold.recording import fold_session
@@ -107,18 +108,93 @@ def test_a_buffer_whose_memory_is_gone_at_the_replay_is_not_read(
     assert seen(record(body)) == [("decode", {"1": [1, 1]})]
 
 
-def test_what_a_graph_computes_itself_is_not_read_before_its_replay(
+def in_memory_of_graphs(monkeypatch: pytest.MonkeyPatch, *tensors: torch.Tensor) -> None:
+    ranges = [(one.data_ptr(), one.data_ptr() + one.nbytes) for one in tensors]
+    monkeypatch.setattr(cuda_graphs, "memory_of_graphs", lambda: [(0, 8), *ranges])
+
+
+def fills(kind: Any, *tensors: torch.Tensor) -> None:
+    """A launch of a graph adds one to each."""
+    launch = kind.replay
+
+    def replay(graph: Any) -> Any:
+        for tensor in tensors:
+            tensor.add_(1)
+        return launch(graph)
+
+    kind.replay = replay
+
+
+def test_what_a_graph_computes_itself_is_read_after_its_launch_and_all_else_before(
     kind: Any, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lens, made = torch.ones(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
-    monkeypatch.setattr(cuda_graphs, "private_ranges", lambda: [(0, 8), (made.data_ptr(), made.data_ptr() + 8)])
+    lens, table = torch.ones(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    in_memory_of_graphs(monkeypatch, table)
+    fills(kind, lens, table)
 
     def body(recorder: Any) -> None:
-        graph = captured(kind, lambda: attend(lens, made))
+        graph = captured(kind, lambda: attend(lens, table))
+        for _ in range(2):
+            with recorder.step("decode"):
+                graph.replay()
+
+    found = [("decode", {"1": [1, 1], "2.0": [2, 2]}), ("decode", {"1": [2, 2], "2.0": [3, 3]})]
+    recording = record(body)
+    assert seen(recording) == found and [sample.step for sample in recording.samples] == [0, 1]
+
+
+def test_a_capture_gives_memory_that_is_sampled_to_nothing_else_before_it_ends(kind: Any, record: Record) -> None:
+    tables: list[StorageWeakRef] = []
+
+    def layer() -> None:
+        table = torch.ones(2, dtype=torch.int32)
+        tables.append(StorageWeakRef(table.untyped_storage()))
+        attend(torch.ones(2, dtype=torch.int32), table)
+
+    def body(recorder: Any) -> None:
+        gone: list[bool] = []
+        captured(kind, layer, layer, layer, lambda: gone.extend(table.expired() for table in tables))
+        assert gone == [False, True, True], "of a call its first invocation is sampled"
+        assert all(table.expired() for table in tables)
+
+    record(body)
+
+
+def test_memory_that_a_tensor_only_points_to_may_be_anothers_and_is_not_read(
+    kind: Any, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lens, held = torch.ones(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    in_memory_of_graphs(monkeypatch, held)
+
+    def body(recorder: Any) -> None:
+        pointing = torch.frombuffer(held.numpy(), dtype=torch.int32)
+        assert pointing.data_ptr() == held.data_ptr()
+        graph = captured(kind, lambda: attend(lens, pointing))
         with recorder.step("decode"):
             graph.replay()
 
     assert seen(record(body)) == [("decode", {"1": [1, 1]})]
+
+
+def test_a_launch_that_fails_leaves_no_sample_of_what_it_would_have_computed(
+    kind: Any, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lens, table = torch.ones(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    in_memory_of_graphs(monkeypatch, table)
+
+    def body(recorder: Any) -> None:
+        graph = captured(kind, lambda: attend(lens, table))
+        kind.fail = "replay"
+        with recorder.step("decode"), pytest.raises(RuntimeError):
+            graph.replay()
+        kind.fail = ""
+        table.fill_(5)
+        with recorder.step("decode"):
+            graph.replay()
+
+    recording = record(body)
+    assert seen(recording) == [("decode", {"1": [1, 1], "2.0": [5, 5]})]
+    assert [sample.step for sample in recording.samples] == [1]
 
 
 def test_where_tensors_begin_takes_no_place_of_values_that_a_graph_makes(
@@ -127,7 +203,7 @@ def test_where_tensors_begin_takes_no_place_of_values_that_a_graph_makes(
     """Of a call whose integers are the graph's own, what was read of it eagerly is all that is known."""
     rows, lens = torch.zeros(4, 4), torch.ones(2, dtype=torch.int32)
     private: list[tuple[int, int]] = [(0, 8)]
-    monkeypatch.setattr(cuda_graphs, "private_ranges", lambda: private)
+    monkeypatch.setattr(cuda_graphs, "memory_of_graphs", lambda: private)
 
     def look(n: int) -> None:
         torch.ops.kcs.attend(rows[n], lens, [], torch.arange(4))

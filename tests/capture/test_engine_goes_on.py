@@ -88,7 +88,7 @@ def test_an_allocator_that_tells_nothing_costs_samples_and_no_counts(
     def refuse() -> list[tuple[int, int]]:
         raise RuntimeError("cudaMallocAsync does not yet support snapshot")
 
-    monkeypatch.setattr(cuda_graphs, "private_ranges", refuse)
+    monkeypatch.setattr(cuda_graphs, "memory_of_graphs", refuse)
     engine = Engine(tmp_path)
     graph = captured(kind, attend)
     engine.open()

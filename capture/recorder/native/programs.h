@@ -8,6 +8,8 @@
 
 namespace kcap {
 
+constexpr size_t kMaxKeptBytes = 64u << 20;  // of a capture
+
 // ---- a step's Program, and how often it ran ----
 
 uint32_t intern_program(const std::vector<Entry*>& program) {
@@ -60,19 +62,33 @@ size_t nodes_so_far(const Capture& capture) {
   return g->count_nodes.load(std::memory_order_relaxed) ? g->banks.nodes_of_capture(capture.stream) : 0;
 }
 
-void add_input(GraphSample& sample, const std::string& path, const Tensor& t, Keep keep) {
+// Whether the memory of `t` is the allocator's and will be given to nothing else in this capture.
+bool keep_memory(Capture& capture, const Tensor& t) {
+  const c10::Storage& storage = t.storage();
+  const auto type = t.device().type();
+  if (!t.is_cpu() && !c10::impl::hasDeviceGuardImpl(type)) return false;  // another library's
+  if (storage.data_ptr().get_deleter() != c10::GetAllocator(type)->raw_deleter()) return false;  // it only points there
+  if (capture.kept.count(storage.unsafeGetStorageImpl())) return true;
+  if (storage.nbytes() > kMaxTensorBytes || capture.kept_bytes + storage.nbytes() > kMaxKeptBytes) return false;
+  capture.kept_bytes += storage.nbytes();
+  capture.kept.emplace(storage.unsafeGetStorageImpl(), storage);
+  return true;
+}
+
+void add_input(Capture& capture, GraphSample& sample, const std::string& path, const Tensor& t, Keep keep) {
   if (!is_sampled(t, keep)) return;
   const size_t bytes = extent_of(t);
   if (!is_readable(t, bytes)) return;
   SampledTensor tensor{path, keep, t.scalar_type(), t.sizes().vec(), t.strides().vec()};
-  sample.inputs.push_back({std::move(tensor), t.const_data_ptr(), bytes, t.device(), t.storage().getWeakStorageImpl()});
+  sample.inputs.push_back(
+      {std::move(tensor), t.const_data_ptr(), bytes, t.device(), t.storage().getWeakStorageImpl(), keep_memory(capture, t)});
 }
 
-void add_inputs(GraphSample& sample, const std::string& path, const IValue& v, Keep keep) {
-  if (v.isTensor()) return add_input(sample, path, v.toTensor(), keep);
+void add_inputs(Capture& capture, GraphSample& sample, const std::string& path, const IValue& v, Keep keep) {
+  if (v.isTensor()) return add_input(capture, sample, path, v.toTensor(), keep);
   if (!is_object_list(v)) return;
   size_t k = 0;
-  for (const IValue& item : v.toListRef()) add_inputs(sample, path + "." + std::to_string(k++), item, keep);
+  for (const IValue& item : v.toListRef()) add_inputs(capture, sample, path + "." + std::to_string(k++), item, keep);
 }
 
 // Scalars are fixed in a graph: only offsets and the content of integer tensors are left to sample.
@@ -83,7 +99,7 @@ void note_inputs(Capture& capture, Entry& e, const Call& call) {
   const uint64_t drifting = e.op->drifting_offsets.load();
   for (size_t i = 0; i < call.inputs.size() && i < e.op->arguments.size(); i++) {
     const Keep keep = e.op->arguments[i].keep;
-    if (keep != Keep::nothing) add_inputs(sample, std::to_string(i), call.inputs[i], keep);
+    if (keep != Keep::nothing) add_inputs(capture, sample, std::to_string(i), call.inputs[i], keep);
     if (i < 64 && (drifting >> i & 1)) put_offsets(sample.offsets, std::to_string(i), call.inputs[i]);
   }
   if (!sample.inputs.empty() || !sample.offsets.empty()) capture.samples.push_back(std::move(sample));
@@ -197,12 +213,16 @@ int64_t graph_captured(Thread& t, const char* info, size_t nodes) {
 
 // ---- replays ----
 
-bool is_private(const void* data) {
+// Who fills an input: others, before a launch, or a graph.
+enum class FilledBy { others, graph, unknown };
+
+FilledBy filled_by(const GraphInput& input) {
   std::lock_guard<std::mutex> guard(g->mutex);
-  const auto address = reinterpret_cast<uintptr_t>(data);
-  for (const auto& [from, to] : g->private_memory)
-    if (from <= address && address < to) return true;
-  return false;
+  if (!g->graph_memory_known) return FilledBy::unknown;
+  const auto address = reinterpret_cast<uintptr_t>(input.data);
+  for (const auto& [from, to] : g->graph_memory)
+    if (from <= address && address < to) return FilledBy::graph;
+  return FilledBy::others;
 }
 
 // A storage may live on with its memory gone, or elsewhere.
@@ -212,14 +232,12 @@ bool holds(const c10::StorageImpl& storage, const GraphInput& input) {
   return from <= data && data + input.bytes <= from + storage.nbytes();
 }
 
-// What of a replay is copied already: calls share their inputs.
+// What of a launch is copied already: calls share their inputs.
 struct Copy { const void* from; size_t bytes; const char* to; };
 using Copied = std::vector<Copy>;
 
-// Copies what the graph will read; false: no room now.
-bool add_graph_input(PendingSample& sample, const GraphInput& input, Copied& copied) {
-  const auto storage = input.storage.lock();
-  if (!storage || !holds(*storage, input) || is_private(input.data)) return true;
+// Copies what is there when the stream comes to it; false: no room now.
+bool copy_input(PendingSample& sample, const GraphInput& input, Copied& copied) {
   SampledTensor out = input.tensor;
   const auto copy = std::find_if(copied.begin(), copied.end(), [&](const Copy& other) { return other.from == input.data && other.bytes >= input.bytes; });
   if (copy != copied.end()) out.data = copy->to;
@@ -229,15 +247,27 @@ bool add_graph_input(PendingSample& sample, const GraphInput& input, Copied& cop
   return true;
 }
 
-bool sample_call(Thread& t, const GraphSample& from, size_t phase, int slot, Copied& copied) {
-  PendingSample sample;
-  sample.head = sample_head(t, *from.call, phase, slot);
+void missed(Reservoir& reservoir) {
+  g->shard.header(hSamplesSkipped)++;
+  reservoir.missed();
+}
+
+void sample_call(Thread& t, const GraphSample& from, size_t phase, Reservoir& reservoir, Copied& copied) {
+  UnfinishedSample unfinished{{}, {}, &reservoir, g->banks.turn()};
+  PendingSample& sample = unfinished.sample;
+  sample.head = sample_head(t, *from.call, phase, reservoir.slot());
   sample.step = step_of(t);
   if (!from.offsets.empty()) sample.head += ",\"offsets\":{" + from.offsets + "}";
-  for (const GraphInput& input : from.inputs)
-    if (!add_graph_input(sample, input, copied)) { g->shard.header(hSamplesSkipped)++; return false; }
+  for (const GraphInput& input : from.inputs) {
+    const FilledBy by = filled_by(input);
+    if (by == FilledBy::graph && input.kept) unfinished.inputs.push_back(&input);
+    if (by != FilledBy::others) continue;
+    const auto storage = input.storage.lock();
+    if (storage && holds(*storage, input) && !copy_input(sample, input, copied)) return missed(reservoir);
+  }
+  if (!unfinished.inputs.empty()) return t.unfinished_samples.push_back(std::move(unfinished));
   if (!sample.tensors.empty() || (from.inputs.empty() && !from.offsets.empty())) g->banks.add(std::move(sample));
-  return true;
+  reservoir.taken(t.epoch, 0);
 }
 
 void sample_graph(Thread& t, const Graph& graph) {
@@ -247,16 +277,31 @@ void sample_graph(Thread& t, const Graph& graph) {
     Reservoir& reservoir = from.call->reservoirs[phase];
     if (!reservoir.due()) continue;
     if (!may_sample(t)) reservoir.later();
-    else if (sample_call(t, from, phase, reservoir.slot(), copied)) reservoir.taken(t.epoch, 0);
-    else reservoir.missed();
+    else sample_call(t, from, phase, reservoir, copied);
   }
 }
 
-void replayed(Thread& t, const Graph& graph) {
+// A graph is about to be launched; whether `launched` is to be called after.
+bool launching(Thread& t, const Graph& graph) {
+  t.unfinished_samples.clear();
   if (!graph.samples.empty()) sample_graph(t, graph);
   mark_regions(t);
   t.program.push_back(graph.entry);
   count_if_loose(t);
+  return !t.unfinished_samples.empty();
+}
+
+void launched(Thread& t) {
+  Copied copied;
+  for (UnfinishedSample& unfinished : t.unfinished_samples) {
+    const auto& inputs = unfinished.inputs;
+    const bool whole = unfinished.turn == g->banks.turn() &&  // else the bank that holds the copies is another's by now
+                       std::all_of(inputs.begin(), inputs.end(), [&](const GraphInput* input) { return copy_input(unfinished.sample, *input, copied); });
+    if (!whole) { missed(*unfinished.reservoir); continue; }
+    g->banks.add(std::move(unfinished.sample));
+    unfinished.reservoir->taken(t.epoch, 0);
+  }
+  t.unfinished_samples.clear();
 }
 
 }  // namespace kcap

@@ -334,6 +334,7 @@ class Banks {
     std::lock_guard<std::mutex> guard(mutex_);
     banks_[current_].samples.push_back(std::move(sample));
   }
+  uint64_t turn() const { return turn_; }
   bool wants_turn() const { return cramped_ || banks_[current_].samples.size() > kSamplesPerTurn; }
 
   // Forgets the Samples of a step that does not count.
@@ -356,6 +357,7 @@ class Banks {
     if (bank.used && !bank.fenced) return;  // its stream is being captured: at a later turn
     if (!bank.fenced) flush(bank);
     current_ = (current_ + 1) % kBanks;
+    turn_++;
     drain_next(false);
   }
   // Waits until all that arrived is written; how many Samples never arrived.
@@ -443,6 +445,7 @@ class Banks {
   bool finished_ = false;
   size_t lost_ = 0;  // Samples
   int current_ = 0;
+  std::atomic<uint64_t> turn_{0};
   std::atomic<bool> cramped_{false};  // a copy found no room
   Cuda::Handle stream_ = nullptr;
 };

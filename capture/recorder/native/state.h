@@ -96,14 +96,15 @@ class EntryTable {
 
 constexpr int kMaxDepth = 64;
 
-// An integer tensor that a captured call reads. Its storage is held weakly: memory that the graph itself allocated is
-// gone after the capture, and holds nothing that a later replay would read.
+// An integer tensor that a captured call reads. Its storage is held weakly, as what lies outside the graph's own memory
+// may go at any time. `kept`: the capture gave its memory to nothing else, so that a launch leaves there what it read.
 struct GraphInput {
   SampledTensor tensor;
   const void* data;
   size_t bytes;
   c10::Device device;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  bool kept;
 };
 
 struct GraphSample {  // the first invocation of a call in a graph
@@ -117,6 +118,14 @@ struct Graph {
   std::vector<GraphSample> samples;
 };
 
+// A Sample that lacks what its graph computes itself, until the graph has been launched.
+struct UnfinishedSample {
+  PendingSample sample;
+  std::vector<const GraphInput*> inputs;
+  Reservoir* reservoir;
+  uint64_t turn;
+};
+
 struct NodeRange { size_t start = 0, end = 0; };  // of the graph's nodes, those that a call added
 
 // A capture under way on a thread, and what it interrupted.
@@ -126,6 +135,8 @@ struct Capture {
   int aten_depth;
   uint64_t epoch;
   std::vector<GraphSample> samples;
+  std::unordered_map<const void*, c10::Storage> kept;  // until it ends: their memory is given to nothing else
+  size_t kept_bytes = 0;
   std::vector<NodeRange> nodes;  // one for each call of the graph; empty unless they are asked for
   std::vector<GraphNode> graph_nodes;  // all, in the order in which they were added; likewise
   void* stream;  // the one that captures; nullptr: torch's current one
@@ -141,6 +152,7 @@ struct Thread {
   uint64_t epoch = 0, epochs = 0;  // of `program`: frames know by it whether theirs is still there
   std::vector<Entry*> program;
   std::unique_ptr<Capture> capture;
+  std::vector<UnfinishedSample> unfinished_samples;  // of the graph that is being launched
   EntryTable entries;
   OperatorCache operators;
   // Of this thread's dispatcher: a mode is active only while the Python key is in.
@@ -199,7 +211,8 @@ struct Recorder {
   std::deque<Launch> launches;
   std::vector<Operator*> externals;
   std::vector<std::string> texts;
-  std::vector<std::pair<uintptr_t, uintptr_t>> private_memory;  // of graphs: from, to
+  std::vector<std::pair<uintptr_t, uintptr_t>> graph_memory;  // that graphs allocated for themselves: from, to
+  bool graph_memory_known = true;
   std::string error;
 };
 Recorder* g = nullptr;
@@ -222,6 +235,7 @@ void adopt(Thread& t) {
   t.operators = OperatorCache();
   t.stepping = false;
   t.capture.reset();
+  t.unfinished_samples.clear();
 }
 
 inline void adopt_if_new(Thread& t) {
