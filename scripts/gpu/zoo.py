@@ -110,7 +110,7 @@ ZOO = {
     "lora": Model("meta-llama/Llama-3.1-8B", 4, "LoRA adapters", program="lora"),
     "vision": Model("Qwen/Qwen2.5-VL-7B-Instruct", 4, "vision encoder", program="vision"),
     "speech": Model("openai/whisper-large-v3", 4, "encoder and decoder", program="speech"),
-    "embedding": Model("BAAI/bge-large-en-v1.5", 4, "pooling, no decoder", input_len="512,320"),
+    "embedding": Model("BAAI/bge-large-en-v1.5", 4, "pooling, no decoder", input_len="448,320"),
     "opt": Model("facebook/opt-6.7b", 4, "layer norms, biases"),
     "qwen3-moe": Model("Qwen/Qwen3-30B-A3B", 4, "experts, Triton backend", TRITON),
     "qwen3-moe-default": Model("Qwen/Qwen3-30B-A3B", 4, "experts, vLLM's own choice of a backend"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,15 +29,22 @@ class Engine:
         self.tokenizer_manager = SimpleNamespace(
             model_config=SimpleNamespace(vocab_size=100, is_generation=arguments.get("is_generation", True))
         )
+        self.tokenizer_manager.generate_request = self.embed
         self.tokenizer_manager.tokenizer = lambda text: {"input_ids": [len(word) for word in text.split()]}
         self.generated: list[tuple[int, int, Any]] = []
+        self.embedded: list[Any] = []
         self.over = False
         self.aborted = threading.Event()
         self.tokenizer_manager.abort_request = lambda abort_all: abort_all and self.aborted.set()
         self.loop = SimpleNamespace(call_soon_threadsafe=lambda call: call(), run_until_complete=asyncio.run)
 
-    def generate(self, prompt: Any = None, input_ids: Any = None, sampling_params: Any = None) -> list[Any]:
+    async def async_generate(
+        self, sampling_params: Any, prompt: Any = None, input_ids: Any = None, rid: str | None = None
+    ) -> Any:
         tokens, requests = sampling_params["max_new_tokens"], input_ids or prompt
+        if rid is not None:
+            self.generated.append((int(rid), tokens, input_ids))
+            return {"output_ids": [7] * tokens}
         assert all(isinstance(request, str if prompt else list) for request in requests)
         self.generated.append((len(requests), tokens, self.session.profile_file.exists()))
         if self.session.steps is not None:
@@ -44,10 +52,10 @@ class Engine:
             return [{"output_ids": [7] * self.session.steps}, {}]
         return [{"output_ids": [7] * tokens} for _ in requests]
 
-    async def async_generate(self, input_ids: list[int], sampling_params: Any, rid: str) -> Any:
-        tokens = sampling_params["max_new_tokens"]
-        self.generated.append((int(rid), tokens, input_ids))
-        return {"output_ids": [7] * tokens}
+    async def embed(self, asked: SimpleNamespace) -> AsyncIterator[Any]:
+        ids = asked.input_ids
+        self.embedded.append(ids)
+        yield [{"embedding": [0.5]} for _ in ids] if isinstance(ids[0], list) else {"embedding": [0.5]}
 
     def flush_cache(self) -> Any:
         return SimpleNamespace(success=self.flushes.pop(0) if len(self.flushes) > 1 else self.flushes[0])
@@ -71,6 +79,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         made: list[Engine] = []
         engine = lambda **arguments: made.append(Engine(flushes, arguments, session)) or made[0]  # noqa: E731
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(Engine=engine))
+        requests = SimpleNamespace(EmbeddingReqInput=SimpleNamespace)
+        monkeypatch.setitem(sys.modules, "sglang.srt.managers.io_struct", requests)
         monkeypatch.setattr(offline, "close_shards", lambda session: None)
         monkeypatch.setattr("time.sleep", lambda seconds: None)
         monkeypatch.setenv(offline.CPU_ENGINE, "1")
@@ -159,6 +169,17 @@ def test_without_a_gpu_the_cache_holds_the_requests(run: Any, monkeypatch: pytes
     assert not {"device", "attention_backend", "max_total_tokens"} & set(engine.arguments)
 
 
-def test_a_pooling_model_is_pointed_to_a_program(run: Any) -> None:
-    with pytest.raises(RuntimeError, match=r"m generates no tokens .* kcap record -o DIR -- python"):
-        run([True], False, arguments={"model_path": "m", "is_generation": False})
+def test_a_pooling_model_embeds_the_token_ids_of_each_load(run: Any) -> None:
+    pooling = {"is_generation": False}
+    engine, outputs = run([True], False, arguments=pooling, prompts=[[5, 6], "a text"], output_len=2)
+    assert (engine.embedded, outputs, engine.generated) == ([[[5, 6], [1, 4]]], [[], []], [])
+    engine, outputs = run([True], False, arguments=pooling, prompts=["a text"], output_len=2)
+    assert (engine.embedded, outputs) == ([[[1, 4]]], [[]])
+    engine, outputs = run([True], True, arguments=pooling, num_prompts=[1, 2], input_len=4, output_len=2)
+    assert ([len(load) for load in engine.embedded], outputs) == ([1, 2, 1, 2], [[], [], []])
+
+
+def test_a_pooling_model_embeds_the_requests_of_a_trace(run: Any) -> None:
+    load = Load([Request(0, None, 0.0, {}, 3, MadeUpPrompt([1], 16, 10))])
+    engine, _ = run([True], False, arguments={"is_generation": False}, num_prompts=1, output_len=3, load=load)
+    assert [len(ids) for ids in engine.embedded] == [10]

@@ -71,6 +71,13 @@ def two_ranks(directory: Path) -> tuple[subprocess.CompletedProcess[str], Path]:
     return recorded(*words, *more, **TWO_RANKS), directory / "out"
 
 
+def embedded(directory: Path) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """By the command line: two loads of a model that embeds, one request and three."""
+    words = ("--model", "BAAI/bge-large-en-v1.5", "--framework", "SGLang", "--load-format", "dummy")
+    sizes = ("--num-layers", LAYERS, "--num-prompts", "1,3", "--input-len", "24,16")
+    return recorded(*words, *sizes, "-o", directory / "out"), directory / "out"
+
+
 @pytest.fixture(scope="module")
 def runs(model: Path, own_key: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
     """Two engines at a time: a start takes one core."""
@@ -79,6 +86,7 @@ def runs(model: Path, own_key: None, tmp_path_factory: pytest.TempPathFactory) -
             "recorded": pool.submit(generated, model, tmp_path_factory.mktemp("recorded"), True),
             "plain": pool.submit(generated, model, tmp_path_factory.mktemp("plain"), False),
             "two ranks": pool.submit(two_ranks, tmp_path_factory.mktemp("ranks")),
+            "embedded": pool.submit(embedded, tmp_path_factory.mktemp("embedded")),
         }
 
 
@@ -180,6 +188,27 @@ def test_prompts_are_those_of_the_file_and_their_tokens_are_kept_when_asked_for(
     kept = [recording.value(tensor).tolist() for sample in recording.samples if sample.call in embeddings
             for tensor in sample.tensors.values()]  # fmt: skip
     assert any(one[-3:] == [1, 2, 3] or one[:3] == [1, 2, 3] for one in kept), kept
+
+
+def test_a_model_that_embeds_is_one_forward_a_load(runs: dict[str, Future[Any]]) -> None:
+    """Three embeddings and their norm; four products, two norms and a gelu a layer; no logits, and no token ids."""
+    ran, path = runs["embedded"].result()
+    assert ran.returncode == 0, ran.stderr
+    recording = kcap.load(path)
+    assert [(step.phase, step.queries, step.lengths) for step in recording.steps] == [
+        ("prefill", [24], [24]),
+        ("prefill", [16] * 3, [16] * 3),
+    ]
+    assert [(request.computed, request.generated) for request in recording.requests] == [(24, 0), *[(16, 0)] * 3]
+    per_layer = {"linear": 4, "layer_norm": 2, "gelu": 1, "index_put_": 2}
+    for step, program in zip(recording.steps, recording.programs, strict=True):
+        counts = operators(recording, program)
+        in_layers = {name: counts[f"aten::{name}"] for name in per_layer}
+        assert in_layers == {name: number * LAYERS + (name == "layer_norm") for name, number in per_layer.items()}
+        assert counts["aten::scaled_dot_product_attention"] == LAYERS * step.sequences
+        assert counts["aten::embedding"] == 3 and not counts["aten::argmax"]
+    families = {kernel.family for kernel in derive(recording).kernels}
+    assert {"gemm", "layernorm", "gqa_ragged", "cache_update", "embedding"} <= families
 
 
 def test_an_api_key_is_in_no_recording(runs: dict[str, Future[Any]]) -> None:

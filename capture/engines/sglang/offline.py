@@ -34,12 +34,6 @@ def main(job_file: str) -> None:
     from sglang import Engine
 
     engine = Engine(**arguments)
-    if not engine.tokenizer_manager.model_config.is_generation:
-        model = arguments["model_path"]
-        raise RuntimeError(
-            f"{model} generates no tokens (a pooling model): record it with --framework vLLM, or a program of yours, "
-            "kcap record -o DIR -- python …"
-        )
     loads = workload.loads(_vocabulary(engine))
     if session.check_coverage:
         _generate(engine, *profiled_loads(loads, workload.output_len), session)
@@ -91,13 +85,11 @@ def _generate(engine: Any, loads: list[list[Prompt]], tokens: int, session: Sess
 
 def _run(engine: Any, load: list[Prompt], tokens: int) -> list[list[int]]:
     """Submit every request at once; each one's token ids. Requests of token ids reach the scheduler together. SGLang
-    takes no texts beside them: among such, texts become token ids here."""
-    params = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
-    if all(isinstance(prompt, str) for prompt in load):
-        outputs = engine.generate(prompt=load, sampling_params=params)
-    else:
-        ids = [_ids(engine, prompt) if isinstance(prompt, str) else prompt for prompt in load]
-        outputs = engine.generate(input_ids=ids, sampling_params=params)
+    takes no texts beside them: among such, and for a pooling model, texts become token ids here."""
+    asked: dict[str, Any] = {"prompt": load}
+    if not _generates(engine) or not all(isinstance(prompt, str) for prompt in load):
+        asked = {"input_ids": [_ids(engine, prompt) if isinstance(prompt, str) else prompt for prompt in load]}
+    outputs = engine.loop.run_until_complete(_answer(engine, tokens, **asked))
     return [list(output.get("output_ids", ())) for output in outputs]
 
 
@@ -107,12 +99,25 @@ async def _send(engine: Any, load: Load, session: Session) -> Outcome:
     async def ask(request: Request, prompt: list[int] | None) -> Answer:
         if session.steps is not None and window_over(Path(session.directory)):
             return Answer()
-        tokens = chat_tokens(engine.tokenizer_manager.tokenizer, request.body) if prompt is None else prompt
-        params = {"max_new_tokens": request.tokens, "temperature": 0.0, "ignore_eos": True}
-        output = await engine.async_generate(input_ids=tokens, sampling_params=params, rid=str(request.number))
+        ids = chat_tokens(engine.tokenizer_manager.tokenizer, request.body) if prompt is None else prompt
+        output = await _answer(engine, request.tokens, input_ids=ids, rid=str(request.number))
         return Answer(tokens=list(output.get("output_ids", ())))
 
     return await load.send(ask)
+
+
+async def _answer(engine: Any, tokens: int, **asked: Any) -> Any:
+    """What the engine answers a request, or a list of them; a pooling model's answers have no token ids."""
+    if _generates(engine):
+        params = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+        return await engine.async_generate(**asked, sampling_params=params)
+    from sglang.srt.managers.io_struct import EmbeddingReqInput
+
+    return await anext(engine.tokenizer_manager.generate_request(EmbeddingReqInput(**asked)))
+
+
+def _generates(engine: Any) -> bool:
+    return bool(engine.tokenizer_manager.model_config.is_generation)
 
 
 def _ids(engine: Any, text: str) -> list[int]:
