@@ -110,35 +110,51 @@ class Sglang:
         self.given = {"model_path": str(folder), **SGLANG, **given}
 
     def lora(self, adapters: Sequence[Path]) -> None:
-        self.given |= {"lora_paths": {path.name: str(path) for path in adapters}, "max_loras_per_batch": len(adapters)}
-        self.given |= {"max_lora_rank": RANK, "context_length": 2048, "skip_tokenizer_init": True}
+        """The adapters go to the engine as tensors: an engine with dummy weights reads no adapter from a file."""
+        from safetensors.torch import load_file
+
+        configs = [json.loads((path / "adapter_config.json").read_text()) for path in adapters]
+        engine = self._start(
+            enable_lora=True,
+            max_loras_per_batch=len(adapters),
+            max_lora_rank=RANK,
+            lora_target_modules=configs[0]["target_modules"],
+            context_length=2048,
+            skip_tokenizer_init=True,
+        )
+        for path, config in zip(adapters, configs, strict=True):
+            tensors = load_file(path / "adapter_model.safetensors")
+            loaded = engine.load_lora_adapter_from_tensors(path.name, tensors, config)
+            if not loaded.success:
+                sys.exit(loaded.error_message)
         names = [adapters[i % len(adapters)].name for i in range(len(PROMPTS))]
-        self._generate(lambda: {"input_ids": PROMPTS, "lora_path": names})
+        self._generate(engine, lambda: {"input_ids": PROMPTS, "lora_path": names})
 
     def vision(self) -> None:
         from PIL import Image
 
         draw = np.random.default_rng(0)
-        self.given |= {"context_length": 4096, "enable_multimodal": True}
         self._generate(
+            self._start(context_length=4096, enable_multimodal=True),
             lambda: {
                 "prompt": [PICTURE_TEXT] * PICTURES,
                 "image_data": [Image.fromarray(picture) for picture in pictures(draw)],
-            }
+            },
         )
 
-    def _generate(self, asked: Callable[[], dict[str, Any]]) -> None:
+    def _start(self, **arguments: Any) -> Any:
         from sglang import Engine
 
         from kcap.capture.engines.sglang.offline import of_this_machine
         from kcap.capture.session import Workload
 
         machine = of_this_machine(Workload(len(PROMPTS), max(map(len, PROMPTS)), ANSWER))
-        engine = Engine(**machine | self.given)
+        return Engine(**machine | self.given | arguments)
+
+    def _generate(self, engine: Any, asked: Callable[[], dict[str, Any]]) -> None:
+        params = {"max_new_tokens": ANSWER, "temperature": 0.0, "ignore_eos": True}
         for _ in range(TIMES):
-            engine.generate(
-                **asked(), sampling_params={"max_new_tokens": ANSWER, "temperature": 0.0, "ignore_eos": True}
-            )
+            engine.generate(**asked(), sampling_params=params)
         engine.shutdown()
 
 
