@@ -55,9 +55,9 @@ class CudaGraphs:
         self.describe: Callable[[], dict[str, Any]] = dict
         self.captured = self.abandoned = self.replays = self.unknown = self.unkept = self.handed_out = 0
         self.unseen = ""  # the recorder, where it does not see what a graph captures
-        self._numbers = ByIdentity[int]()
+        self._numbers, self._number = ByIdentity[int](), -1  # by graph, and the last one's
         self._stale = False
-        self._looked = -LOOK
+        self._looked, self._latest = -LOOK, -1  # when the allocator's memory was looked at, and the last graph by then
         self._unsampled = ""  # why no Sample is taken at a replay
         self._methods = Methods()
 
@@ -76,7 +76,8 @@ class CudaGraphs:
 
     def uninstall(self) -> None:
         self.on = False
-        self._methods.undo()
+        if not self._host.capturing:  # else at the end of the capture, which is to be abandoned
+            self._methods.undo()
 
     # ---- around the graph's own methods ----
 
@@ -144,7 +145,7 @@ class CudaGraphs:
         self._local.info = _members(self.describe())
         recorder.graph_begin(self._host.count_nodes, stream)
         self._host.capturing += 1
-        self._local.capturing = True
+        self._local.capturing, self._local.recorder = True, recorder
 
     @contained
     def _count_nodes(self) -> int:
@@ -161,14 +162,16 @@ class CudaGraphs:
 
     @contained
     def _abandon(self) -> None:
-        if self._capture_over() and self._host.recorder is not None:
+        if self._capture_over():
             self.abandoned += 1
-            self._host.recorder.graph_abandon()
+            self._local.recorder.graph_abandon()
 
     def _let_go(self) -> None:
-        """A tap that failed on the way leaves no capture open."""
-        if self._capture_over() and self._host.recorder is not None:
-            self._host.recorder.graph_abandon()
+        """A tap that failed or was taken out on the way leaves no capture open."""
+        if self._capture_over():
+            self._local.recorder.graph_abandon()
+        if not self.on and not self._host.capturing:
+            self._methods.undo()
 
     @contained
     def _ended(self, graph: Any, nodes: int) -> None:
@@ -180,7 +183,7 @@ class CudaGraphs:
         if number < 0:
             self.unkept += recorder.sees_graphs
             return
-        self._numbers[graph] = number
+        self._numbers[graph] = self._number = number
         self.captured += 1
 
     @contained
@@ -192,7 +195,7 @@ class CudaGraphs:
             self.unknown += 1
             return False
         if self._stale:
-            self.refresh()
+            self.refresh(number)
         self.replays += 1
         return recorder.graph_launching(number)
 
@@ -209,12 +212,17 @@ class CudaGraphs:
             recorder.line(orjson.dumps({"t": "annotation", "graph": number, **info}))
 
     @contained
-    def refresh(self) -> None:
-        """Look which memory the graphs captured so far keep for themselves."""
+    def refresh(self, launching: int = -1) -> None:
+        """Look which memory the graphs captured so far keep for themselves; again soon only for the graph that is
+        `launching`, if its own is not known yet."""
         now = time.monotonic()
-        if self._host.recorder is None or not self.captured or now < self._looked + LOOK:
+        if (
+            self._host.recorder is None
+            or not self.captured
+            or (now < self._looked + LOOK and launching <= self._latest)
+        ):
             return
-        self._stale, self._looked = False, now
+        self._stale, self._looked, self._latest = False, now, self._number
         try:
             self._host.recorder.graph_memory(memory_of_graphs())
         except RuntimeError as error:  # an allocator that does not report its memory

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fake_graphs import Engine, X, captured, capturing, counts, health
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from kcap.schemas.recording.recording import Recording
 
@@ -150,6 +151,22 @@ def test_a_window_that_closes_in_a_capture_lets_go_of_it(kind: Any, tmp_path: Pa
     again.step("decode", later.replay, relu)
     expected = {("aten::mm", "decode", "graph"): 1, ("aten::relu", "decode", "eager"): 1}
     assert counts(again.close()) == expected
+
+
+def test_a_window_that_closes_in_a_capture_keeps_no_memory_of_it(kind: Any, tmp_path: Path) -> None:
+    before = {name: kind.__dict__[name] for name in METHODS}
+    engine = Engine(tmp_path)
+    graph = kind()
+    with capturing(graph):
+        repeats = torch.ones(2, dtype=torch.int64)
+        memory = StorageWeakRef(repeats.untyped_storage())
+        torch.repeat_interleave(repeats)
+        engine.open()
+        engine.close()
+        del repeats
+        assert not memory.expired(), "the tensor is sampled, so the capture gives its memory to nothing else"
+    assert memory.expired()
+    assert {name: kind.__dict__[name] for name in METHODS} == before
 
 
 def test_a_describer_that_fails_switches_the_tap_off_and_nothing_else(kind: Any, tmp_path: Path) -> None:

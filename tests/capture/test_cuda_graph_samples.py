@@ -30,6 +30,8 @@ def library() -> Iterator[torch.library.Library]:
     with torch.library._scoped_library("kcs", "DEF") as lib:
         lib.define("attend(Tensor q, Tensor seq_lens, Tensor[] block_tables, Tensor token_ids) -> Tensor")
         lib.impl("attend", lambda q, lens, tables, ids: q + 1, "CPU")
+        lib.define("advance(Tensor(a!) seq_lens) -> ()")
+        lib.impl("advance", lambda lens: None, "CPU")
         yield lib
 
 
@@ -174,6 +176,51 @@ def test_memory_that_a_tensor_only_points_to_may_be_anothers_and_is_not_read(
             graph.replay()
 
     assert seen(record(body)) == [("decode", {"1": [1, 1]})]
+
+
+def test_what_is_written_again_later_in_the_graph_is_not_read(
+    kind: Any, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lens, table = torch.ones(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    in_memory_of_graphs(monkeypatch, lens, table)
+
+    def body(recorder: Any) -> None:
+        graph = captured(kind, lambda: (torch.ops.kcs.advance(table), attend(lens, table), torch.ops.kcs.advance(lens)))
+        with recorder.step("decode"):
+            graph.replay()
+
+    assert seen(record(body)) == [("decode", {"2.0": [1, 1]})]
+
+
+def test_of_more_than_a_launch_may_copy_the_smallest_are_kept(kind: Any, record: Record) -> None:
+    def body(recorder: Any) -> None:
+        large = [torch.ones(7 << 18, dtype=torch.int32) for _ in range(2)]
+        small = torch.ones(2, dtype=torch.int32)
+        graph = captured(kind, lambda: attend(large[0], large[1]), lambda: attend(small, small))
+        with recorder.step("decode"):
+            graph.replay()
+
+    kept = [sorted(values) for _, values in seen(record(body))]
+    assert sorted(kept) == [["1"], ["1", "2.0"]], "7 MiB of 8 are left for one of two"
+
+
+def test_the_memory_of_a_graph_is_known_at_its_first_launch_right_after_another_was_captured(
+    kind: Any, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [torch.zeros(n, dtype=torch.int32) for n in (1, 2, 3)]
+    captured_so_far: list[torch.Tensor] = []
+    memory = [(one.data_ptr(), one.data_ptr() + one.nbytes) for one in tables]
+    monkeypatch.setattr(cuda_graphs, "memory_of_graphs", lambda: memory[: len(captured_so_far)])
+    fills(kind, *tables)
+
+    def body(recorder: Any) -> None:
+        for table in tables:
+            captured_so_far.append(table)
+            graph = captured(kind, functools.partial(attend, torch.ones(2, dtype=torch.int32), table))
+            with recorder.step("decode"):
+                graph.replay()
+
+    assert [values["2.0"] for _, values in seen(record(body))] == [[1], [2, 2], [3, 3, 3]]
 
 
 def test_a_launch_that_fails_leaves_no_sample_of_what_it_would_have_computed(

@@ -62,17 +62,18 @@ size_t nodes_so_far(const Capture& capture) {
   return g->count_nodes.load(std::memory_order_relaxed) ? g->banks.nodes_of_capture(capture.stream) : 0;
 }
 
-// Whether the memory of `t` is the allocator's and will be given to nothing else in this capture.
-bool keep_memory(Capture& capture, const Tensor& t) {
+// Keeps the memory of `t` from being given to anything else in this capture, if it is the allocator's; how often it was
+// written to since.
+size_t keep_memory(Capture& capture, const Tensor& t) {
   const c10::Storage& storage = t.storage();
   const auto type = t.device().type();
-  if (!t.is_cpu() && !c10::impl::hasDeviceGuardImpl(type)) return false;  // another library's
-  if (storage.data_ptr().get_deleter() != c10::GetAllocator(type)->raw_deleter()) return false;  // it only points there
-  if (capture.kept.count(storage.unsafeGetStorageImpl())) return true;
-  if (storage.nbytes() > kMaxTensorBytes || capture.kept_bytes + storage.nbytes() > kMaxKeptBytes) return false;
-  capture.kept_bytes += storage.nbytes();
-  capture.kept.emplace(storage.unsafeGetStorageImpl(), storage);
-  return true;
+  if (!t.is_cpu() && !c10::impl::hasDeviceGuardImpl(type)) return 0;  // another library's
+  if (storage.data_ptr().get_deleter() != c10::GetAllocator(type)->raw_deleter()) return 0;  // it only points there
+  const size_t bytes = storage.nbytes();
+  if (bytes > kMaxTensorBytes || capture.kept_bytes + bytes > kMaxKeptBytes) return 0;
+  const auto [kept, fresh] = capture.kept.try_emplace(storage.unsafeGetStorageImpl(), Kept{storage});
+  if (fresh) capture.kept_bytes += bytes;
+  return kept->second.writes;
 }
 
 void add_input(Capture& capture, GraphSample& sample, const std::string& path, const Tensor& t, Keep keep) {
@@ -91,6 +92,25 @@ void add_inputs(Capture& capture, GraphSample& sample, const std::string& path, 
   for (const IValue& item : v.toListRef()) add_inputs(capture, sample, path + "." + std::to_string(k++), item, keep);
 }
 
+// Inductor's kernels have no schema: they write to what has such a name.
+bool writes(const ArgumentInfo& info) {
+  return info.written || info.name.rfind("in_out_ptr", 0) == 0 || info.name.rfind("out_ptr", 0) == 0;
+}
+
+void note_write(Capture& capture, const IValue& v) {
+  if (v.isTensor() && v.toTensor().defined() && v.toTensor().has_storage()) {
+    const auto kept = capture.kept.find(v.toTensor().storage().unsafeGetStorageImpl());
+    if (kept != capture.kept.end()) kept->second.writes++;
+  } else if (is_object_list(v)) {
+    for (const IValue& item : v.toListRef()) note_write(capture, item);
+  }
+}
+
+void note_writes(Capture& capture, const Operator& op, const Call& call) {
+  for (size_t i = 0; i < call.inputs.size() && i < op.arguments.size(); i++)
+    if (writes(op.arguments[i])) note_write(capture, call.inputs[i]);
+}
+
 // Scalars are fixed in a graph: only offsets and the content of integer tensors are left to sample.
 void note_inputs(Capture& capture, Entry& e, const Call& call) {
   for (const GraphSample& sampled : capture.samples)
@@ -107,6 +127,7 @@ void note_inputs(Capture& capture, Entry& e, const Call& call) {
 
 void capture_call(Thread& t, Entry& e, const Call& call, bool sampled) {
   if (sampled) note_inputs(*t.capture, e, call);
+  if (!t.capture->kept.empty()) note_writes(*t.capture, *e.op, call);
   if (!g->count_nodes.load(std::memory_order_relaxed)) return;
   const size_t now = nodes_so_far(*t.capture);
   t.capture->nodes.push_back({now, now});
@@ -176,19 +197,27 @@ std::string graph_line(const Entry& e, const std::vector<Entry*>& program, const
   return line + info + "}\n";
 }
 
-// All that a replay copies has to fit into one bank, beside what other calls of the step copy.
-void keep_what_fits(Graph& graph) {
+// All that a launch copies has to fit into one bank, beside what other calls of the step copy: the smallest first, as
+// tables of pages are large and those of experts small.
+void keep_what_fits(Graph& graph, const Capture& capture) {
+  std::vector<GraphInput*> inputs;
+  for (GraphSample& sample : graph.samples)
+    for (GraphInput& input : sample.inputs) inputs.push_back(&input);
+  std::stable_sort(inputs.begin(), inputs.end(), [](const GraphInput* a, const GraphInput* b) { return a->bytes < b->bytes; });
   std::set<std::pair<const void*, size_t>> copied;
   size_t bytes = 0;
+  for (GraphInput* input : inputs) {
+    const auto storage = input->storage.lock();
+    const auto kept = capture.kept.find(storage.get());
+    input->kept = kept != capture.kept.end() && kept->second.writes == input->writes;
+    if (copied.count({input->data, input->bytes})) continue;
+    input->fits = bytes + input->bytes <= kBankBytes / 2;
+    if (input->fits) { bytes += input->bytes; copied.insert({input->data, input->bytes}); }
+    else g->shard.header(hSamplesSkipped)++;
+  }
   for (GraphSample& sample : graph.samples) {
-    auto& inputs = sample.inputs;
-    inputs.erase(std::remove_if(inputs.begin(), inputs.end(), [&](const GraphInput& input) {
-      if (copied.count({input.data, input.bytes})) return false;
-      const bool fits = bytes + input.bytes <= kBankBytes / 2;
-      if (fits) { bytes += input.bytes; copied.insert({input.data, input.bytes}); }
-      else g->shard.header(hSamplesSkipped)++;
-      return !fits;
-    }), inputs.end());
+    auto& all = sample.inputs;
+    all.erase(std::remove_if(all.begin(), all.end(), [](const GraphInput& input) { return !input.fits; }), all.end());
   }
 }
 
@@ -207,7 +236,7 @@ int64_t graph_captured(Thread& t, const char* info, size_t nodes) {
   Graph& graph = g->graphs.emplace_back();
   graph.entry = entry;
   graph.samples = std::move(capture->samples);
-  keep_what_fits(graph);
+  keep_what_fits(graph, *capture);
   return static_cast<int64_t>(g->graphs.size()) - 1;
 }
 
@@ -283,11 +312,11 @@ void sample_graph(Thread& t, const Graph& graph) {
 
 // A graph is about to be launched; whether `launched` is to be called after.
 bool launching(Thread& t, const Graph& graph) {
-  t.unfinished_samples.clear();
-  if (!graph.samples.empty()) sample_graph(t, graph);
   mark_regions(t);
   t.program.push_back(graph.entry);
-  count_if_loose(t);
+  count_if_loose(t);  // which may end a turn
+  t.unfinished_samples.clear();
+  if (!graph.samples.empty()) sample_graph(t, graph);
   return !t.unfinished_samples.empty();
 }
 

@@ -97,14 +97,16 @@ class EntryTable {
 constexpr int kMaxDepth = 64;
 
 // An integer tensor that a captured call reads. Its storage is held weakly, as what lies outside the graph's own memory
-// may go at any time. `kept`: the capture gave its memory to nothing else, so that a launch leaves there what it read.
+// may go at any time. `kept`: the capture gave its memory to nothing else and nothing wrote there later, so that a launch
+// leaves there what it read.
 struct GraphInput {
   SampledTensor tensor;
   const void* data;
   size_t bytes;
   c10::Device device;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-  bool kept;
+  size_t writes = 0;  // to its storage, before the call
+  bool kept = false, fits = true;
 };
 
 struct GraphSample {  // the first invocation of a call in a graph
@@ -128,6 +130,11 @@ struct UnfinishedSample {
 
 struct NodeRange { size_t start = 0, end = 0; };  // of the graph's nodes, those that a call added
 
+struct Kept {  // until the capture ends: its memory is given to nothing else
+  c10::Storage storage;
+  size_t writes = 0;  // so far
+};
+
 // A capture under way on a thread, and what it interrupted.
 struct Capture {
   std::vector<Entry*> program;
@@ -135,7 +142,7 @@ struct Capture {
   int aten_depth;
   uint64_t epoch;
   std::vector<GraphSample> samples;
-  std::unordered_map<const void*, c10::Storage> kept;  // until it ends: their memory is given to nothing else
+  std::unordered_map<const void*, Kept> kept;  // by their StorageImpl
   size_t kept_bytes = 0;
   std::vector<NodeRange> nodes;  // one for each call of the graph; empty unless they are asked for
   std::vector<GraphNode> graph_nodes;  // all, in the order in which they were added; likewise

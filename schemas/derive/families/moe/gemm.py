@@ -158,7 +158,9 @@ class FusedMoeKernel(ReplayRule):
         block = bound["BLOCK_SIZE_M"]
         if owners is None or slots is None or not isinstance(block, int):
             return None
-        slots = slots[: len(slots) // block * block].reshape(-1, block)
+        total = bound.content("num_tokens_post_padded_ptr")
+        used_slots = len(slots) if total is None else min(int(total[0]), len(slots))  # the rest is undefined
+        slots = slots[: used_slots // block * block].reshape(-1, block)
         filled = (slots < bound.integer("num_valid_tokens")).sum(dim=1)
         owners, count = owners[: len(filled)].to(torch.int64), bound.spec("b_ptr").shape[0]
         used = (owners >= 0) & (owners < count)
@@ -166,7 +168,9 @@ class FusedMoeKernel(ReplayRule):
 
     def prepare(self, bound: BoundCall) -> None:
         experts, written = bound["expert_ids_ptr"], bound["c_ptr"]
-        if not isinstance(experts, TensorSpec) or bound.content("expert_ids_ptr") is not None:
+        tables = ("expert_ids_ptr", "sorted_token_ids_ptr", "num_tokens_post_padded_ptr")
+        sampled = all(bound.content(name) is not None for name in tables if isinstance(bound[name], TensorSpec))
+        if not isinstance(experts, TensorSpec) or sampled:
             return
         if not isinstance(written, TensorSpec):
             raise Skip("no Sample holds the experts of its rows, and it has no output that says how many each has")

@@ -164,6 +164,8 @@ class RaggedMetadata(ReplayRule):
 
     def prepare(self, bound: BoundCall) -> None:
         first, sizes, block = (bound.integer(name) for name in ("first_block_size_log2", "SIZES", "BLOCK"))
+        for name in self.idempotent_writes:  # a Sample of a graph has what it wrote
+            bound.contents.pop(str(bound.index(name)), None)
         (experts,), width = bound.spec("SliceSizes").shape, bound.spec("BlockSchedule").shape[1]
         counts = bound.content("SliceSizes")
         if counts is None:
