@@ -375,7 +375,7 @@ def _sources(subject: Subject, problem: Problem) -> Iterator[tuple[str, tuple[st
     recording = subject.contents.recording if isinstance(subject, RecordingSubject) else None
     for operator, calls in _calls_of(subject, problem).items():
         for call in calls[:1]:
-            if recording is not None and call.launch is not None:
+            if recording is not None and call.launch is not None and call.launch.language in SUFFIXES:
                 name = re.sub(r"[^\w.-]", "_", operator.rpartition("::")[2]).lstrip(".")
                 with suppress(FormatError):
                     source = recording.source(call.launch)

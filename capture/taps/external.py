@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import tempfile
 import threading
@@ -118,6 +119,12 @@ class Externals:
                 raise
         self._written.add(name)
 
+    def library(self, content: bytes) -> str:
+        """Keep a compiled library; its name among the kernels' sources."""
+        name = f"{hashlib.sha256(content).hexdigest()}.so"
+        self.source(name, content)
+        return name
+
     def kernel_name(self, name: str, function: str) -> None:
         """A profiler calls the kernel `name` that is `function` in its source here."""
         assert self._host.recorder is not None
@@ -136,17 +143,23 @@ class Externals:
         return self._host.recorder is not None and self._host.recorder.may_record(detail)
 
     def enter(
-        self, operator: str, arguments: Sequence[tuple[str, Any]], work: bool = True, detail: bool = False
+        self,
+        operator: str,
+        arguments: Sequence[tuple[str, Any]],
+        work: bool = True,
+        detail: bool = False,
+        launch: int = -1,
     ) -> bool:
         """A call into a library begins on this thread; False when it is not recorded, and then is not left.
 
-        `work` False: the host's own (a plan). `detail`: not recorded inside another library's call.
+        `work` False: the host's own (a plan). `detail`: not recorded inside another library's call. `launch`: the
+        number of its launch, if it has one.
         """
         recorder = self._host.recorder
         if recorder is None:
             return False
         number = self.operator(operator, [name for name, _ in arguments], work)
-        entered = recorder.call(number, -1, [value for _, value in arguments], True, detail)
+        entered = recorder.call(number, launch, [value for _, value in arguments], True, detail)
         if entered:
             self._thread.spans.append(_span(operator) if self._host.profiling else None)
         return entered

@@ -289,6 +289,8 @@ def error_fields(error: Exception, target: Target) -> dict[str, Any]:
         return {"status": "skipped", "reason": f"its results do not fit into the memory of {target.device}"}
     if isinstance(error, NotImplementedError) or any(phrase in line for phrase in NO_KERNEL):
         return {"status": "skipped", "reason": f"torch has no kernel for it on {target.device} ({line[:120]})"}
+    if "no kernel image is available" in text:
+        return {"status": "skipped", "reason": f"its code was compiled for another GPU ({line[:120]})"}
     if isinstance(error, RuntimeError) and not target.device.startswith(target.home):
         return {"status": "skipped", "reason": f"recorded on {target.home}, refused on {target.device}: {line}"}
     poisoned = any(phrase in text for phrase in POISONING_PHRASES)

@@ -2,7 +2,7 @@
 
 A source runs only if the Recording's seal holds or the user trusts it, and never if its content does not match the hash
 in its name. Triton's is imported from a private file and launched as recorded; inductor's C++ is compiled as inductor
-compiles it; a library of TVM is loaded.
+compiles it; a library of TVM, or of a tvm-ffi module, is loaded.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import torch
 from kcap.errors import FormatError
 from kcap.replay.rebuild.memory import compact_shape
 from kcap.replay.rebuild.operators import Operator, Parameters
-from kcap.replay.rebuild.tvm_library import load_kernel, parameters_of
+from kcap.replay.rebuild.tvm_library import load_function, parameters_of
 from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.families import ReplayRule, replay_rule_for
 from kcap.schemas.derive.invocation import torch_dtype
-from kcap.schemas.recording.operators import SOURCES, base_of
+from kcap.schemas.recording.operators import SOURCES, base_of, is_module_function
 from kcap.schemas.recording.recording import Call, Launch, Recording
 from kcap.schemas.recording.seal import holds
 from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec, TorchConstant, Value
@@ -69,9 +69,10 @@ class Launches:
         if launch.language != call.namespace:
             raise Skip(f"its name is not that of a kernel in {launch.language}")
         if launch.language == "tvm":
-            path = self._checked(self.recording.library, launch)
-            run = self.load(launch, lambda: load_kernel(path, launch.function))
-            return Operator(call.operator, run, parameters_of(call)), replay_rule_for(base_of(call.operator))
+            path, of_vm = self._checked(self.recording.library, launch), not is_module_function(call.operator)
+            run = self.load(launch, lambda: load_function(path, launch.function, of_vm))
+            rule = replay_rule_for(base_of(call.operator))
+            return Operator(call.operator, run, parameters_of(call, rule)), rule
         text = self._checked(self.recording.source, launch)
         kernel = self.cpp(call, launch, text) if launch.language == "cpp" else self.triton(call, launch, text, device)
         inductor = launch.language == "cpp" or is_inductor_made(text, kernel.parameters)

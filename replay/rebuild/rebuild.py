@@ -134,7 +134,7 @@ class Rebuilder:
 
 def name_arguments(bound: BoundCall, rule: families.ReplayRule) -> None:
     """Give the first arguments the names that `rule` knows, where the operator's schema has none."""
-    if rule.unnamed_args and bound.args[0].name == "_0":
+    if rule.unnamed_args and bound.args[0].name in ("_0", "arg0"):
         for index, name in enumerate(rule.unnamed_args[: len(bound.args)]):
             bound.args[index] = bound.args[index].model_copy(update={"name": name})
 

@@ -185,7 +185,7 @@ REPLAY_RULES: Registry[str, ReplayRule] = Registry("operator with a replay rule"
 class ReplayRule:
     """How to make valid arguments for one operator; each method's default leaves it to generic rebuilding."""
 
-    unnamed_args: tuple[str, ...] = ()  # its first arguments, where its schema has no names for them (`_0`, `_1` …)
+    unnamed_args: tuple[str, ...] = ()  # its first arguments, where nothing names them (`_0` or `arg0` …)
     rebuilt_args: tuple[str, ...] = ()  # opaque arguments that `rebuild_args` makes; the recorded ones are dropped
     idempotent_writes: tuple[str, ...] = ()  # arguments that are written with the same content each time
     added_to: tuple[str, ...] = ()  # arguments called outputs that are read, too: the operator adds to them

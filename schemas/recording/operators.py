@@ -47,7 +47,7 @@ NOT_KERNELS = REFUSED_NAMESPACES | {"debugprims", "export", "debug_mode_ops", "r
 # Kernels launched from a source of their own have these in place of a namespace; no file of names alone carries them.
 NO_NAME = "has no operator name that BackendBench knows"
 SOURCES = {"triton": f"a Triton kernel {NO_NAME}", "cpp": f"a C++ kernel of inductor {NO_NAME}"}
-LAUNCHED = {**SOURCES, "tvm": f"a kernel of a TVM library {NO_NAME}"}  # by the language of the Launch
+LAUNCHED = {**SOURCES, "tvm": f"a function of a compiled library {NO_NAME}"}  # by the language of the Launch
 RENAMED = {"aten.sum.SymInt": "aten.sum.dim_IntList"}
 
 
@@ -97,6 +97,11 @@ def base_of(operator: str) -> str:
     if namespace == "tvm" and variant:
         base = re.sub(r"\d+(?=_|$)", "", base)
     return f"{namespace}::{base}"
+
+
+def is_module_function(operator: str) -> bool:
+    """Whether it is a function of a tvm-ffi module, `tvm::NAME`; a kernel of a Relax VM's library is `tvm::NAME.ID`."""
+    return operator.startswith("tvm::") and "." not in operator
 
 
 def to_trace(operator: str) -> str:

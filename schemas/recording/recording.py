@@ -7,8 +7,8 @@
     requests.jsonl   what the steps computed for each request, where the engine names them
     samples.jsonl    what single invocations held; integer values lie in values/, named by their SHA-256
     values/          safetensors files, gzip'd (or, older ones, not), each with one tensor `value`
-    kernels/         the sources of kernels that no library holds (Triton, inductor), and the ATen operators that those
-                     of inductor stand for (.txt), named by their SHA-256
+    kernels/         the sources of kernels that no library holds (Triton, inductor), the ATen operators that those of
+                     inductor stand for (.txt), and libraries of TVM and tvm-ffi (.so), named by their SHA-256
 
 Writing is deterministic: the same content gives the same bytes.
 """

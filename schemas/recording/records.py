@@ -154,10 +154,11 @@ class Launch(Record):
     """What a kernel is launched from, unless an operator's library holds it: its source, and all that is compiled in.
 
     `kernel` names the file in kernels/ (None where no source could be read: `unread` says why), `function` the kernel
-    in it. `fragment` names the file there with the ATen operators that a kernel of inductor stands for, where torch
-    told. `grid`: blocks in x, y and z. `num_warps`, `num_stages` None: the compiler's default. Since format 1.9, of
-    what inductor compiles without the values: `types` of numbers that are wider than Triton takes them (`i64`), and
-    the parameters that are `unspecialized`: the compiler was not told that 16 divides them.
+    in it. In the language `tvm` the file is compiled: the library of a Relax VM or of a tvm-ffi module. `fragment`
+    names the file there with the ATen operators that a kernel of inductor stands for, where torch told. `grid`: blocks
+    in x, y and z. `num_warps`, `num_stages` None: the compiler's default. Since format 1.9, of what inductor compiles
+    without the values: `types` of numbers that are wider than Triton takes them (`i64`), and the parameters that are
+    `unspecialized`: the compiler was not told that 16 divides them.
     """
 
     language: Literal["triton", "cpp", "tvm"] = "triton"
@@ -181,14 +182,15 @@ class Call(Record):
     """One distinct signature: operator with overload (`aten::add.Tensor`), argument tree, parent region.
 
     A kernel launched from a source of its own is `triton::NAME.ID` (`cpp::NAME.ID`): the name for people, and eight
-    digits of the source's SHA-256. An engine's own fused operator that is no kernel of a library is a region with a
-    namespace of the engine's: `vllm_ir::rms_norm` (an operator of vLLM's IR, named as torch's dispatcher would),
-    `vllm_custom_op::silu_and_mul` (one of its CustomOp classes: the arguments of `forward`, then the module's own
-    parameters, buffers and plain attributes by their names). `parent` is the operator of the region around it. `work`
-    is False for views and allocations: kernels of no work, hidden unless asked for. `shapes`: of how many distinct
-    signatures the counts are. It is more than 1 only where one process ran over 256 of the operator, or 65,536 in all:
-    of those beyond, the ones whose sizes lie between the same powers of two are one Call, and `args` are those of the
-    first. It may be too large by those that ran before kcap saw that a number changes at each call.
+    digits of the source's SHA-256; a function of a tvm-ffi module is `tvm::NAME`. An engine's own fused operator that
+    is no kernel of a library is a region with a namespace of the engine's: `vllm_ir::rms_norm` (an operator of vLLM's
+    IR, named as torch's dispatcher would), `vllm_custom_op::silu_and_mul` (one of its CustomOp classes: the arguments
+    of `forward`, then the module's own parameters, buffers and plain attributes by their names). `parent` is the
+    operator of the region around it. `work` is False for views and allocations: kernels of no work, hidden unless asked
+    for. `shapes`: of how many distinct signatures the counts are. It is more than 1 only where one process ran over 256
+    of the operator, or 65,536 in all: of those beyond, the ones whose sizes lie between the same powers of two are one
+    Call, and `args` are those of the first. It may be too large by those that ran before kcap saw that a number changes
+    at each call.
     """
 
     id: int = Field(ge=0)

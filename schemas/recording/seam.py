@@ -1,8 +1,8 @@
 """Seams: where a Call can be replaced in the engine that made it, below its compiler.
 
 A registered operator can be overridden for a dispatch key, a Triton launch by its source's id, a library's Python
-function where it is held. Nothing else can: a compiled C++ loop of inductor has no launcher in Python, a kernel of a
-Relax VM is a symbol of its library, and a collective's peers would have to change with it.
+function where it is held. Nothing else can: a compiled C++ loop of inductor has no launcher in Python, a function
+of a library of TVM's or tvm-ffi's is a symbol of it, and a collective's peers would have to change with it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 
 class Heard:
-    """Keeps each call; `inside` counts the calls that a thread has begun and not ended."""
+    """Keeps each call; `inside` counts the calls that a thread has begun and not ended, `launched` has the
+    launch of each call."""
 
     def __init__(self) -> None:
         self.on = True
@@ -19,6 +21,9 @@ class Heard:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.flags: list[tuple[bool, bool]] = []
         self.failures: list[tuple[str, str]] = []
+        self.launches: list[dict[str, Any]] = []
+        self.launched: list[dict[str, Any] | None] = []
+        self.libraries: list[bytes] = []
         self._depth = threading.local()
         self.left = 0
 
@@ -31,7 +36,12 @@ class Heard:
         return self.records and not (detail and self.inside)
 
     def enter(
-        self, operator: str, arguments: Sequence[tuple[str, Any]], work: bool = True, detail: bool = False
+        self,
+        operator: str,
+        arguments: Sequence[tuple[str, Any]],
+        work: bool = True,
+        detail: bool = False,
+        launch: int = -1,
     ) -> bool:
         if self.breaks:
             raise self.breaks
@@ -39,11 +49,20 @@ class Heard:
         self._depth.value = self.inside + 1
         self.calls.append((operator, dict(arguments)))
         self.flags.append((work, detail))
+        self.launched.append(self.launches[launch] if launch >= 0 else None)
         return True
 
     def leave(self) -> None:
         self._depth.value = self.inside - 1
         self.left += 1
+
+    def launch(self, fields: dict[str, Any]) -> int:
+        self.launches.append(fields)
+        return len(self.launches) - 1
+
+    def library(self, content: bytes) -> str:
+        self.libraries.append(content)
+        return f"{hashlib.sha256(content).hexdigest()}.so"
 
     def group(self, size: int, rank: int) -> str:
         return f"{rank} of {size}"

@@ -143,6 +143,19 @@ def test_a_graph_of_endless_nodes_takes_no_memory(session: Session, tmp_path: Pa
     assert recording.metadata.coverage["kernels"] == 2
 
 
+@pytest.mark.parametrize(("operator", "missing"), [("tvm::run", False), ("tvm::run.01234567", True)])
+def test_a_function_of_a_module_may_launch_kernels_of_any_name(
+    operator: str, missing: bool, session: Session, tmp_path: Path
+) -> None:
+    """A kernel of a Relax VM's library is called like its function."""
+    line = call(0, operator, MATRIX, launch={"language": "tvm", "kernel": None, "function": "run"})
+    stem = write_shard(session, 0, [line, *step_lines([0]), PROFILED], [5])
+    stem.with_name(stem.name + PROFILE_ENDING).write_bytes(trace("other"))
+    fold_session(session, tmp_path / "out")
+    (step,) = map(orjson.loads, (tmp_path / "out" / "coverage.jsonl").read_bytes().splitlines())
+    assert ("run" in [each["operator"] for each in step["disagreements"]]) == missing
+
+
 def test_calls_that_only_profiled_steps_ran_keep_their_scalars_and_offsets(session: Session, tmp_path: Path) -> None:
     """Such steps are not sampled: without what folds out of a call, it could not be replayed."""
     drift = {"t": "drift", "operator": "x::d", "scalars": 2, "offsets": 1}

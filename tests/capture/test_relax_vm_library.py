@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,16 +31,16 @@ def bytecode(forms: list[tuple[str, str]]) -> str:
 
 @given(st.lists(st.tuples(st.sampled_from(["direct", "tuple", "word", "none"]), NAMES), min_size=15, max_size=15))
 def test_each_kernels_own_name_is_found(forms: list[tuple[str, str]]) -> None:
-    symbols = Library(Path("model.so"), bytecode(forms)).cache_symbols
+    symbols = Library("model.so", bytecode(forms)).cache_symbols
     expected = {kernel: symbol for kernel, (form, symbol) in zip(CACHE_KERNELS, forms, strict=True) if form != "none"}
     assert symbols == expected
 
 
 def test_of_two_ways_to_make_a_cache_none_is_guessed() -> None:
     text = bytecode([("direct", f"kernel{index}") for index in range(15)])
-    assert Library(Path("model.so"), text).cache_symbols
-    assert Library(Path("model.so"), text + text.replace("@create", "@create_other")).cache_symbols == {}
-    assert Library(Path("model.so"), "").cache_symbols == {}
+    assert Library("model.so", text).cache_symbols
+    assert Library("model.so", text + text.replace("@create", "@create_other")).cache_symbols == {}
+    assert Library("model.so", "").cache_symbols == {}
 
 
 def test_another_number_of_arguments_has_no_names() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +30,15 @@ X = torch.ones(3)
 
 
 @pytest.fixture(scope="module")
-def built() -> Any:
+def library() -> Path:
     pytest.importorskip("ninja")
-    return tvm_ffi.cpp.load_inline("kcap_tap", cpp_sources=SOURCE, functions=["add_one", "rows", "twice", "call"])
+    functions = ["add_one", "rows", "twice", "call"]
+    return Path(tvm_ffi.cpp.build_inline("kcap_tap", cpp_sources=SOURCE, functions=functions))
+
+
+@pytest.fixture(scope="module")
+def built(library: Path) -> Any:
+    return tvm_ffi.load_module(library)
 
 
 @pytest.fixture
@@ -112,6 +122,82 @@ def test_installing_twice_records_once_and_undo_restores(module: Any) -> None:
     assert vars(tvm_ffi.Module)["get_function"] is before
     vars(module).clear()
     assert type(module.rows) is tvm_ffi.Function
+
+
+def test_a_library_is_kept_once_when_one_of_its_functions_is_first_recorded(heard: Heard, library: Path) -> None:
+    module = tvm_ffi.load_module(library)
+    assert module.twice(4) == 8
+    heard.on = False
+    module.rows(X)
+    heard.on = True
+    wrap(lambda x: module.rows(x), "flashinfer::outer", Calls("flashinfer", heard))(X)
+    assert heard.libraries == [], "no call of its own was recorded"
+    module.add_one(X, torch.zeros(3))
+    module.rows(X)
+    module.rows(X)
+    assert heard.libraries == [library.read_bytes()]
+    kernel = f"{hashlib.sha256(library.read_bytes()).hexdigest()}.so"
+    first, second = ({"language": "tvm", "function": name, "kernel": kernel} for name in ("add_one", "rows"))
+    assert heard.launched == [None, first, second, second]
+    assert heard.launches == [first, second], "each is numbered once"
+
+
+def test_each_recording_keeps_the_library(library: Path) -> None:
+    first, second = Heard(), Heard()
+    installed = tap.install(first)
+    module = tvm_ffi.load_module(library)
+    module.get_function("rows")(X)
+    installed.undo()
+    installed = tap.install(second)
+    module.get_function("rows")(X)
+    installed.undo()
+    assert first.libraries == second.libraries == [library.read_bytes()]
+
+
+def test_functions_of_a_module_loaded_before_are_counted_without_a_library(heard: Heard, module: Any) -> None:
+    assert module.rows(X) == 3
+    assert heard.launched == [{"language": "tvm", "function": "rows", "unread": tap.NO_FILE}]
+    assert heard.libraries == []
+
+
+def append_byte(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+@pytest.mark.parametrize(("change", "reason"), [(os.unlink, tap.NOT_READ), (append_byte, tap.REPLACED)])
+def test_another_file_in_the_librarys_place_is_not_kept(
+    heard: Heard, library: Path, tmp_path: Path, change: Callable[[Path], None], reason: str
+) -> None:
+    copy = tmp_path / "copy.so"
+    shutil.copy(library, copy)
+    module = tvm_ffi.load_module(copy)
+    shutil.copy(copy, tmp_path / "other.so")
+    (tmp_path / "other.so").replace(copy)  # what is mapped stays as it was
+    change(copy)
+    assert module.rows(X) == 3
+    assert heard.launched == [{"language": "tvm", "function": "rows", "unread": reason}]
+    assert (heard.libraries, heard.failures) == ([], [])
+
+
+def test_a_library_that_cannot_be_kept_switches_the_tap_off_and_the_kernel_runs(
+    heard: Heard, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: bytes) -> str:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(heard, "library", fails)
+    module = tvm_ffi.load_module(library)
+    assert module.rows(X) == module.rows(X) == 3
+    assert (heard.calls, heard.failures) == ([], [("tvm_ffi", "OSError: no space left")])
+
+
+def test_without_the_function_that_loads_files_calls_are_recorded(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(tvm_ffi._ffi_api, tap.LOAD)
+    heard = Heard()
+    installed = tap.install(heard)
+    assert built.get_function("rows")(X) == 3
+    installed.undo()
+    assert (heard.operators, heard.failures) == (["tvm::rows"], [])
 
 
 def test_a_library_whose_functions_cannot_be_taken_over_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from kcap.capture.session import PROFILE_ENDING
 from kcap.capture.shards.lines import GraphLine, KernelNameLine, ProfiledLine
 from kcap.capture.shards.reader import Shard
 from kcap.errors import FormatError
+from kcap.schemas.recording.operators import is_module_function
 from kcap.schemas.results.coverage import StepCoverage
 
 
@@ -45,7 +46,8 @@ def _shard_coverage(
 
     def call(number: int) -> Ran:
         line = fold.lines[index, number]
-        function = line.launch.function if line.launch else None
+        launch = None if is_module_function(line.operator) else line.launch  # it may launch any kernels
+        function = launch.function if launch else None
         return Ran(ids[fold.of[index, number]], line.operator, function, line.kind == "region")
 
     def item(number: int) -> Ran | Replayed:

@@ -25,6 +25,7 @@ LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasy
 
 
 Describe = Callable[[Sequence[Any], Mapping[str, Any]], Pairs]
+NumberLaunch = Callable[[], int]  # the number of a call's launch, asked for when a call is recorded
 Divert = Callable[[str, Mapping[str, Any], Callable[[], Any]], Any]  # operator, arguments by name, the function itself
 
 
@@ -39,15 +40,27 @@ class Listener(Protocol):
         """Whether `enter` may record what is called on this thread now: asked once, before the call is described."""
 
     def enter(
-        self, operator: str, arguments: Sequence[tuple[str, Any]], work: bool = True, detail: bool = False
+        self,
+        operator: str,
+        arguments: Sequence[tuple[str, Any]],
+        work: bool = True,
+        detail: bool = False,
+        launch: int = -1,
     ) -> bool:
         """A call begins on this thread; False: it is not recorded, and no `leave` follows.
 
-        `work` is False for host work, such as a plan; `detail` keeps a call out that happens inside another library's.
+        `work` is False for host work, such as a plan; `detail` keeps a call out that happens inside another library's;
+        `launch` is the number of its launch, if it has one.
         """
 
     def leave(self) -> None:
         """The call that began last on this thread has ended."""
+
+    def launch(self, fields: dict[str, Any]) -> int | None:
+        """The number of a launch of these fields; None: there are too many."""
+
+    def library(self, content: bytes) -> str:
+        """Keep a compiled library; what the launches of its functions call it."""
 
     def group(self, size: int, rank: int) -> str:
         """What to report for a process group of which a call tells but its size and this process's rank in it."""
@@ -77,33 +90,52 @@ class Calls:
         kwargs: Mapping[str, Any],
         work: bool = True,
         detail: bool = False,
+        launch: NumberLaunch | None = None,
     ) -> Any:
         """Call `function`, or what stands in its place, and tell of it. Results and exceptions are its own, and it runs
         exactly once."""
         if self.divert is None:
-            return self._run(function, operator, describe, args, kwargs, work, detail)
+            return self._run(function, operator, describe, args, kwargs, work, detail, launch)
         own = functools.partial(function, *args, **kwargs)
         if self.listener.listening:
-            own = functools.partial(self._run, function, operator, describe, args, kwargs, work, detail)
+            own = functools.partial(self._run, function, operator, describe, args, kwargs, work, detail, launch)
         return self.divert(operator, dict(describe(args, kwargs)), own)
 
     def _run(
-        self, function: Function, operator: str, describe: Describe, args: Any, kwargs: Any, work: bool, detail: bool
+        self,
+        function: Function,
+        operator: str,
+        describe: Describe,
+        args: Any,
+        kwargs: Any,
+        work: bool,
+        detail: bool,
+        launch: NumberLaunch | None,
     ) -> Any:
-        if not self._enter(operator, describe, args, kwargs, work, detail):
+        if not self._enter(operator, describe, args, kwargs, work, detail, launch):
             return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         finally:
             self._leave()
 
-    def _enter(self, operator: str, describe: Describe, args: Any, kwargs: Any, work: bool, detail: bool) -> bool:
+    def _enter(
+        self,
+        operator: str,
+        describe: Describe,
+        args: Any,
+        kwargs: Any,
+        work: bool,
+        detail: bool,
+        launch: NumberLaunch | None,
+    ) -> bool:
         try:
             if self.off or not any(map(_holds_tensor, (*args, *kwargs.values()))):
                 return False  # a call that takes no tensor launches nothing
             if not self.listener.may_record(detail):
                 return False
-            return self.listener.enter(operator, describe(args, kwargs), work=work, detail=detail)
+            number = -1 if launch is None else launch()
+            return self.listener.enter(operator, describe(args, kwargs), work, detail, number)
         except Exception as error:
             self.fail(error)
             return False

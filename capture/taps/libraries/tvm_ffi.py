@@ -1,14 +1,17 @@
 """tvm-ffi modules: the functions that a module hands out tell of their calls, as `tvm::name`.
 
 What is handed out stays a tvm-ffi Function, so that it can be passed on. Inside another library's call it is that
-call's detail.
+call's detail. The library of a module that is loaded from a file is kept when one of its functions is first recorded.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +24,33 @@ from kcap.errors import KcapError
 
 PACKAGE = "tvm_ffi"
 METHOD = "get_function"  # attributes and items of a module come through it
+API, LOAD = "_ffi_api", "ModuleLoadFromFile"  # every way to load a file comes through it
+LOADED_FILE = "_kcap_loaded_file"  # a module's attribute
+NO_FILE = "its module was not loaded from a file, or before kcap was there"
+NOT_READ = "the file of its module was not readable when it was first called"
+REPLACED = "the file of its module was replaced before it was first called"
+
+
+@dataclass(frozen=True)
+class LoadedFile:
+    """What a module was loaded from: `state` tells whether the file is still the same."""
+
+    path: Path
+    state: tuple[int, ...]
+
+    @classmethod
+    def of(cls, path: Path) -> LoadedFile:
+        status = os.stat(path)
+        return cls(path, (status.st_ino, status.st_size, status.st_mtime_ns))
+
+    def keep(self, listener: Listener) -> dict[str, str]:
+        """Keep it; what the Launches of its functions say of it."""
+        try:
+            content = self.path.read_bytes()
+            same = LoadedFile.of(self.path) == self
+        except OSError:
+            return {"unread": NOT_READ}
+        return {"kernel": listener.library(content)} if same else {"unread": REPLACED}
 
 
 def install(listener: Listener) -> LibraryTap:
@@ -29,9 +59,25 @@ def install(listener: Listener) -> LibraryTap:
 
 
 def find(module: ModuleType, calls: Calls) -> Iterator[tuple[Any, str, Function]]:
-    """The method of `tvm_ffi.Module` that hands out functions."""
+    """The method of `tvm_ffi.Module` that hands out functions, and what loads a module from a file."""
     if module.__name__ == PACKAGE and "Module" in namespace(module):  # else its import is under way
         yield module.Module, METHOD, _handing_out(namespace(module.Module)[METHOD], module.Function, calls)
+        if load := namespace(api := namespace(module)[API]).get(LOAD):
+            yield api, LOAD, _loading(load, calls)
+
+
+def _loading(original: Function, calls: Calls) -> Function:
+    def load(path: str, *args: Any) -> Any:
+        module = original(path, *args)
+        try:
+            if not calls.off:
+                module.__dict__[LOADED_FILE] = LoadedFile.of(Path(path).absolute())
+        except Exception as error:
+            calls.fail(error)
+        return module
+
+    setattr(load, MARK, calls.tap)
+    return load
 
 
 def _handing_out(original: Function, function_type: Any, calls: Calls) -> Function:
@@ -42,7 +88,9 @@ def _handing_out(original: Function, function_type: Any, calls: Calls) -> Functi
     @functools.wraps(original)
     def get_function(self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         function = original(self, name, *args, **kwargs)
-        return function if calls.off or type(function) is not function_type else recorded.of(function, name)
+        if calls.off or type(function) is not function_type:
+            return function
+        return recorded.of(function, name, vars(self).get(LOADED_FILE))
 
     setattr(get_function, MARK, calls.tap)
     return get_function
@@ -51,12 +99,21 @@ def _handing_out(original: Function, function_type: Any, calls: Calls) -> Functi
 def _recorded(function_type: Any, calls: Calls) -> Any:
     listener, names = calls.listener, Binder()
 
+    @functools.cache
+    def library(file: LoadedFile | None) -> dict[str, str]:
+        return {"unread": NO_FILE} if file is None else file.keep(listener)
+
+    def number_launch(function: str, file: LoadedFile | None) -> int:
+        number = listener.launch({"language": "tvm", "function": function, **library(file)})
+        return -1 if number is None else number
+
     class Recorded(function_type):
         """A Function that took over another's handle."""
 
         @classmethod
-        def of(cls, function: Any, name: str) -> Any:
+        def of(cls, function: Any, name: str, file: LoadedFile | None) -> Any:
             recorded = cls.__new__(cls)
+            recorded.launch = functools.cache(functools.partial(number_launch, name, file))
             recorded.operator = f"tvm::{re.sub(r'[^A-Za-z0-9_]', '_', name)}"
             if hasattr(function, "release_gil"):
                 recorded.release_gil = function.release_gil
@@ -66,6 +123,6 @@ def _recorded(function_type: Any, calls: Calls) -> Any:
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling() or not listener.listening:
                 return super().__call__(*args, **kwargs)
-            return calls.run(super().__call__, self.operator, names, args, kwargs, detail=True)
+            return calls.run(super().__call__, self.operator, names, args, kwargs, True, True, self.launch)
 
     return Recorded

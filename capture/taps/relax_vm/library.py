@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 CREATE_CACHE = "vm.builtin.paged_attention_kv_cache_create"
 FIRST_CACHE_KERNEL = 13  # where the cache's kernels begin among the arguments of CREATE_CACHE
@@ -42,19 +40,11 @@ CACHE_KERNELS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Library:
-    """`text`: its bytecode, as TVM writes it; empty where it cannot be asked for."""
+    """`file`: its name among a Recording's kernels. `text`: its bytecode, as TVM writes it; empty where it cannot be
+    asked for."""
 
-    path: Path
+    file: str
     text: str = field(repr=False)
-
-    @cached_property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()
-
-    @property
-    def file(self) -> str:
-        """Its name among a Recording's kernels."""
-        return f"{self.sha256}.so"
 
     @property
     def functions(self) -> list[str]:
@@ -62,7 +52,7 @@ class Library:
         return re.findall(r"^@(\S+?):", self.text, re.MULTILINE)
 
     def operator(self, kernel: str) -> str:
-        return f"tvm::{re.sub(r'[^A-Za-z0-9_]', '_', kernel)}.{self.sha256[:8]}"
+        return f"tvm::{re.sub(r'[^A-Za-z0-9_]', '_', kernel)}.{self.file[:8]}"
 
     @cached_property
     def cache_symbols(self) -> dict[str, str]:

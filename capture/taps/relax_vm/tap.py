@@ -96,7 +96,7 @@ class RelaxVM:
         self._native: Any = None
         self._kernels: dict[tuple[str, str, int], Kernel] = {}
         self._library: Library | None = None  # the one that was loaded last
-        self._rope: dict[str, dict[str, float]] = {}  # by library: what its cache's kernel has compiled in
+        self._rope: dict[str, dict[str, float]] = {}  # by library's file: what its cache's kernel has compiled in
         self._held: list[tuple[Kernel, list[Any]]] | None = None
         self._launches: list[Graph] = []  # held like calls
         self._capturing = False  # without C++: one thread
@@ -190,12 +190,11 @@ class RelaxVM:
         """What stands for a `module` that holds a VM's executable; None for any other."""
         if not module.implements_function(EXECUTABLE):
             return None
-        library = Library(Path(path), module["as_text"]())
-        make = module[EXECUTABLE]
+        text, make = module["as_text"](), module[EXECUTABLE]
 
         def load() -> Any:
             vm = make()
-            return self.vm(vm, library) or vm
+            return self.vm(vm, Path(path), text) or vm
 
         own = {name: module[name] for name in OF_EXECUTABLE if module.implements_function(name)}
         return module_of({EXECUTABLE: load, **own})
@@ -203,15 +202,15 @@ class RelaxVM:
     def _load_worker(self, original: Function, *args: Any) -> Any:
         self._hook_graphs()
         vm = original(*args)
-        self._instrument(vm, Library(Path(str(args[0])), ""))
+        self._instrument(vm, Path(str(args[0])), "")
         return vm
 
     @contained
-    def vm(self, vm: Any, library: Library) -> Any:
-        """A module that stands for `vm` and tells of its calls; None where `vm` is such a module already."""
-        if vm.implements_function(RECORDED):
+    def vm(self, vm: Any, path: Path, text: str) -> Any:
+        """A module that stands for `vm`, made from the library at `path` with the bytecode `text`, and tells of its
+        calls; None where `vm` is such a module already."""
+        if vm.implements_function(RECORDED) or (library := self._instrument(vm, path, text)) is None:
             return None
-        self._instrument(vm, library)
         functions: dict[str, Function] = {name: vm[name] for name in OF_VM if vm.implements_function(name)}
         for name in library.functions:
             functions[name] = self._entered(name, vm[name])
@@ -224,12 +223,11 @@ class RelaxVM:
         return module
 
     @contained
-    def _instrument(self, vm: Any, library: Library) -> None:
+    def _instrument(self, vm: Any, path: Path, text: str) -> Library | None:
         import tvm_ffi
 
-        self._library = library
+        library = self._library = Library(self._listener.library(path.read_bytes()), text)
         self._steps.loaded(any(code.kind == "cuda" for imported in vm.imports for code in imported.imports))
-        self._listener.source(library.file, library.path.read_bytes())
         if recorder := self._listener.recorder_library:
             try:
                 self._native = native(recorder)
@@ -240,6 +238,7 @@ class RelaxVM:
         else:
             vm["set_instrument"](self._native["instrument"](list(HOST), functools.partial(self._identify, library)))
             self._listen(RECORDING)
+        return library
 
     def _called(self, library: Library, function: Any, name: str, before: bool, result: Any, *args: Any) -> None:
         if before and self._listener.listening and not name.startswith(HOST):
@@ -281,7 +280,7 @@ class RelaxVM:
         if self._library is None:  # a VM from memory made it
             return None
         constants = zip(ROPE_CONSTANTS, args[FIRST_ROPE:], strict=False)
-        self._rope[self._library.sha256] = {name: float(x) for name, x in constants if isinstance(x, int | float)}
+        self._rope[self._library.file] = {name: float(x) for name, x in constants if isinstance(x, int | float)}
         wrapped = list(args)
         for place, name in zip(range(FIRST_CACHE_KERNEL, len(args)), CACHE_KERNELS, strict=False):
             given = args[place]
@@ -371,13 +370,13 @@ class RelaxVM:
         return [kernel.operator, kernel.launch]
 
     def _kernel(self, library: Library, name: str, arguments: int, of_cache: bool) -> Kernel:
-        key = (name, library.sha256, arguments)
+        key = (name, library.file, arguments)
         if key not in self._kernels:
             symbol = library.cache_symbols.get(name) if of_cache else name
             fields: dict[str, Any] = {"function": symbol or name}
             fields |= {"kernel": library.file} if symbol else {"unread": NO_SYMBOL}
             if of_cache and name == "split_rotary":
-                fields["constexprs"] = self._rope.get(library.sha256, {})
+                fields["constexprs"] = self._rope.get(library.file, {})
             launch = self._listener.launch({"language": "tvm", **fields})
             names = parameters(name if of_cache else "", arguments)
             operator = self._listener.operator(library.operator(name), names)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kcap.replay.rebuild import memory
+from kcap.replay.rebuild.rebuild import name_arguments
 from kcap.schemas.derive import families
 from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.recording.recording import Argument
@@ -126,3 +127,15 @@ def test_a_table_of_all_requests_that_is_only_copied_needs_no_sample() -> None:
     families.replay_rule_for("triton::create_flashinfer_kv_indices_triton").prepare(table)
     content = table.content("req_to_token_ptr")
     assert content is not None and content.shape == (4097, 2092) and not content.any()
+
+
+def test_rows_of_a_latent_cache_are_made_up_as_no_sample_holds_them() -> None:
+    """The function of a tvm-ffi module has arguments without names, which its rule gives them."""
+    rule = families.replay_rule_for("tvm::set_mla_kv_buffer")
+    values = (tensor(SLOTS, 576), tensor(4, dtype="int64", storage=1), tensor(4, 512, storage=2), tensor(4, 64), 4)
+    args = [Argument(name=f"arg{index}", value=value) for index, value in enumerate(values)]
+    one = BoundCall("tvm::set_mla_kv_buffer", args)
+    name_arguments(one, rule)
+    assert prepared(one, "loc") == [0, 1, 2, 3]
+    assert one.spec("kv_buffer").shape == (4, 576)
+    assert rule.idempotent_writes == ("kv_buffer",)

@@ -333,6 +333,7 @@ def test_real_lines_bind_to_their_schemas(trace):
     [
         ("triton", "triton::mul_silu.s0a1b2c3d", "a Triton kernel has no operator name that BackendBench knows"),
         ("cpp", "cpp::kernel.s0a1b2c3d", "a C++ kernel of inductor has no operator name that BackendBench knows"),
+        ("tvm", "tvm::rmsnorm", "a function of a compiled library has no operator name that BackendBench knows"),
         ("triton", "aten::mm", "a Triton kernel has no operator name that BackendBench knows"),
     ],
 )

@@ -101,7 +101,7 @@ arguments = st.builds(
 )
 launches = st.builds(
     Launch,
-    language=st.sampled_from(["triton", "cpp"]),
+    language=st.sampled_from(["triton", "cpp", "tvm"]),
     kernel=st.none() | names,
     function=names,
     unread=st.none() | names,

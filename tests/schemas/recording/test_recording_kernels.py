@@ -84,6 +84,17 @@ def test_a_source_outside_the_recording_is_not_read(with_source: Recording) -> N
         with_source.source(Launch(kernel=f"../../{NAME.replace('.py', '.txt')}", function="kernel"))
 
 
+def test_a_library_is_a_file_that_was_not_changed(tmp_path: Path) -> None:
+    content = b"\x7fELF\xff"
+    launch = Launch(language="tvm", kernel=hashlib.sha256(content).hexdigest() + ".so", function="add")
+    write_recording(tmp_path / "r", Metadata(), [], kernels={str(launch.kernel): content})
+    library = load(tmp_path / "r").library(launch)
+    assert library.read_bytes() == content
+    library.write_bytes(content + b"\0")
+    with pytest.raises(FormatError, match="the Recording was changed"):
+        load(tmp_path / "r").library(launch)
+
+
 def test_a_source_that_is_no_text_is_a_format_error(tmp_path: Path) -> None:
     content = b"\xff\xfe"
     name = hashlib.sha256(content).hexdigest() + ".py"

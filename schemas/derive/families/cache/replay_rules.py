@@ -80,6 +80,17 @@ class StoreCache(ReplayRule):
             bound.set_value("reserved_skip_index", 0)
 
 
+@replay_rule("tvm::set_mla_kv_buffer")
+class SetMlaKvBuffer(ReplayRule):
+    """SGLang's: the buffer's rows are tokens. No argument has a name, so that no Sample holds the rows written."""
+
+    idempotent_writes = ("kv_buffer",)
+    unnamed_args = ("kv_buffer", "loc", "k_nope", "k_rope")
+
+    def prepare(self, bound: BoundCall) -> None:
+        slots_in_use(bound, "loc", -1, self.idempotent_writes)
+
+
 @replay_rule("_C::cpu_attn_reshape_and_cache")
 class CpuReshapeAndCache(ReplayRule):
     idempotent_writes = CPU_CACHES

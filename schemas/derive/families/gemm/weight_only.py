@@ -47,10 +47,11 @@ SGLANG_MARLIN = (  # of `gptq_marlin.cuh`, compiled when it is first called: no 
 
 
 @family("weight_only_gemm", "tvm::gptq_marlin_gemm")
-def sglang_marlin_gemm(unnamed: Invocation) -> KernelInstance:
+def sglang_marlin_gemm(call: Invocation) -> KernelInstance:
     """SGLang's; an empty tensor stands for null."""
-    arguments = {name: unnamed[f"arg{position}"] for position, name in enumerate(SGLANG_MARLIN)}
-    call = Invocation(unnamed.operator, arguments)
+    if "arg0" in call.arguments:
+        arguments = {name: call[f"arg{position}"] for position, name in enumerate(SGLANG_MARLIN)}
+        call = Invocation(call.operator, arguments)
     call.refuse("is_zp_float")
     refuse_elements(call, "g_idx", "perm")
     if with_elements(call, "global_scale") is not None:
@@ -218,6 +219,15 @@ class MarlinGemm(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
         set_words(bound, "b_q_weight", "b_zeros_or_none")
         set_zeros(bound, "workspace", "g_idx_or_none", "perm_or_none")
+
+
+@replay_rule("tvm::gptq_marlin_gemm")
+class SglangMarlinGemm(ReplayRule):
+    unnamed_args = SGLANG_MARLIN
+
+    def prepare(self, bound: BoundCall) -> None:
+        set_words(bound, "b_q_weight", "b_zeros")
+        set_zeros(bound, "workspace", "g_idx", "perm")
 
 
 @replay_rule("sglang::unified_apply_gptq_marlin_gemm_with_wtype")
