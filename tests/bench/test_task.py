@@ -442,6 +442,16 @@ def test_a_kernel_whose_source_was_not_read_is_named_without_it(launched_task, t
     assert "triton, without its source" in (tmp_path / "task" / "instruction.md").read_text()
 
 
+def test_a_compiled_library_is_no_source(launched_task, tmp_path):
+    tensors = [TensorSpec(shape, "bfloat16", storage=i) for i, shape in enumerate(((3, 8), (8,), (3, 8)))]
+    args = [Argument(name=f"arg{place}", value=value) for place, value in enumerate((*tensors, 1e-5))]
+    launch = Launch(language="tvm", function="rmsnorm", kernel=f"{hashlib.sha256(SOURCE).hexdigest()}.py")
+    counts = [Count(phase="decode", count=10)]
+    kernel = launched_task(Call(id=0, operator="tvm::rmsnorm", args=args, launch=launch, counts=counts))
+    assert (kernel.language, kernel.source, kernel.invocations) == ("tvm", None, 10)
+    assert not (tmp_path / "task" / "baseline").exists()
+
+
 def test_an_operators_name_is_no_way_out_of_the_folder(launched_task, tmp_path):
     kernel = launched_task(launched(0, 3, operator="triton::../../evil.s0123abcd"))
     assert (tmp_path / "task" / kernel.source).resolve().parent == tmp_path / "task" / "baseline"

@@ -51,6 +51,24 @@ def shape(recording: Recording) -> set[tuple[str, str, str | None, int]]:
     return {(call.operator, call.kind, call.parent, call.total) for call in recording.calls if call.work}
 
 
+@both
+def test_a_librarys_call_may_have_a_launch_whose_library_is_kept(recorder: str, record: Record) -> None:
+    def body(session: Any) -> None:
+        externals = told(session)
+        launches = [
+            externals.launch({"language": "tvm", "function": "run", "kernel": externals.library(content)})
+            for content in (b"first", b"second", b"first")
+        ]
+        for launch in launches:
+            assert launch is not None
+            call(externals, launch=launch)
+        call(externals)
+
+    recording = record(body, recorder)
+    totals = {call.launch and recording.library(call.launch).read_bytes(): call.total for call in recording.calls}
+    assert totals == {b"first": 2, b"second": 1, None: 1}
+
+
 @pytest.mark.parametrize("scalar", [lambda n: n, lambda n: n / 7, lambda n: [n, 3]], ids=["int", "float", "list"])
 @both
 def test_a_scalar_that_drifts_is_one_call_after_sixteen(recorder: str, scalar: Any, record: Record) -> None:
