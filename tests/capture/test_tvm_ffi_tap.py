@@ -179,6 +179,18 @@ def test_another_file_in_the_librarys_place_is_not_kept(
     assert (heard.libraries, heard.failures) == ([], [])
 
 
+def test_a_file_that_is_gone_once_it_is_loaded_is_none(
+    heard: Heard, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_: Path) -> tap.LoadedFile:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(tap.LoadedFile, "of", gone)
+    assert tvm_ffi.load_module(library).rows(X) == 3
+    assert heard.launched == [{"language": "tvm", "function": "rows", "unread": tap.NO_FILE}]
+    assert heard.failures == []
+
+
 def test_a_library_that_cannot_be_kept_switches_the_tap_off_and_the_kernel_runs(
     heard: Heard, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,8 +62,9 @@ def find(module: ModuleType, calls: Calls) -> Iterator[tuple[Any, str, Function]
     """The method of `tvm_ffi.Module` that hands out functions, and what loads a module from a file."""
     if module.__name__ == PACKAGE and "Module" in namespace(module):  # else its import is under way
         yield module.Module, METHOD, _handing_out(namespace(module.Module)[METHOD], module.Function, calls)
-        if load := namespace(api := namespace(module)[API]).get(LOAD):
-            yield api, LOAD, _loading(load, calls)
+        api = namespace(module).get(API)
+        if api is not None and LOAD in namespace(api):
+            yield api, LOAD, _loading(namespace(api)[LOAD], calls)
 
 
 def _loading(original: Function, calls: Calls) -> Function:
@@ -72,6 +73,8 @@ def _loading(original: Function, calls: Calls) -> Function:
         try:
             if not calls.off:
                 module.__dict__[LOADED_FILE] = LoadedFile.of(Path(path).absolute())
+        except OSError:  # the file is gone already: its functions have no library
+            pass
         except Exception as error:
             calls.fail(error)
         return module
