@@ -18,7 +18,7 @@ from kcap.capture.recorder.recorder import Recorder
 from kcap.capture.shards.counts import KERNELS
 
 MOST_LAUNCHES = 1 << 16
-CALL_SPAN = "kcap:call:"  # as kcap.capture.fold.coverage.trace reads it
+CALL_SPAN, IGNORED_SPAN = "kcap:call:", "kcap:ignored"  # as kcap.capture.fold.coverage.trace reads them
 
 
 class Host(Protocol):
@@ -161,7 +161,7 @@ class Externals:
         number = self.operator(operator, [name for name, _ in arguments], work)
         entered = recorder.call(number, launch, [value for _, value in arguments], True, detail)
         if entered:
-            self._thread.spans.append(_span(operator) if self._host.profiling else None)
+            self._thread.spans.append(_span(f"{CALL_SPAN}{operator}") if self._host.profiling else None)
         return entered
 
     def enter_region(self, operator: int, values: Sequence[Any]) -> bool:
@@ -185,12 +185,15 @@ class Externals:
         """Record nothing of this thread: it compiles or tunes, which caches may have done already at another start."""
         recorder = self._host.recorder
         self._thread.ignored += 1
+        span = _span(IGNORED_SPAN) if self._host.profiling else None
         if recorder is not None:
             recorder.ignore_begin()
         try:
             yield
         finally:
             self._thread.ignored -= 1
+            if span is not None:
+                span.__exit__(None, None, None)
             if recorder is not None:
                 recorder.ignore_end()
 
@@ -211,11 +214,11 @@ class Externals:
             recorder.replace_end()
 
 
-def _span(operator: str) -> Any:
-    """Shows a profiler a call that no dispatcher sees."""
+def _span(name: str) -> Any:
+    """Shows a profiler what no dispatcher sees."""
     import torch
 
-    span = torch._C._profiler._RecordFunctionFast(f"{CALL_SPAN}{operator}")
+    span = torch._C._profiler._RecordFunctionFast(name)
     span.__enter__()
     return span
 

@@ -288,9 +288,11 @@ def resolve_mask(bound: BoundCall) -> None:
     if len(masks) != 1 or not isinstance(written, TensorSpec) or not written.numel:
         return
     ((path, spec),) = masks
-    count = written.numel * spec.numel // bound.spec("self").numel
-    if 0 < count <= spec.numel and (written.numel > 1 or bound.base == "masked_scatter"):
-        bound.contents[path] = (torch.randperm(spec.numel) < count).reshape(spec.shape)
+    shape = compact_shape(spec)
+    cells = math.prod(shape)
+    count = written.numel * cells // bound.spec("self").numel
+    if 0 < count <= cells and (written.numel > 1 or bound.base == "masked_scatter"):
+        bound.contents[path] = (torch.randperm(cells) < count).reshape(shape)
 
 
 def unresolved_integers(bound: BoundCall) -> Iterator[tuple[str, TensorSpec, Argument]]:

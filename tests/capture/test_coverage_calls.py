@@ -212,6 +212,22 @@ def test_the_one_function_of_a_module_in_a_kernel_is_its_detail(profile: Profile
     assert differences(result) == []
 
 
+def test_what_a_compiler_or_an_autotuner_runs_is_no_part_of_the_step(profile: Profile) -> None:
+    profile.op("aten::mm", 10, 30)
+    profile.launch(20, "gemm")
+    for start, end in ((100, 400), (150, 200), (500, 600)):
+        profile.op("kcap:ignored", start, end, cat="user_annotation")
+    profile.op("aten::zero_", 210, 230)
+    profile.launch(220, "fill")
+    profile.launch(300, "tuned")
+    profile.launch(350, "another thread's", tid=OTHER)
+    profile.op("aten::mm", 410, 430)
+    profile.launch(420, "gemm")
+    result = profile.one(Ran(1, "aten::mm"), Ran(1, "aten::mm"))
+    assert calls(result) == {"gemm": 1, "another thread's": None}
+    assert differences(result) == []
+
+
 def test_ranges_that_are_no_operators_are_looked_through(profile: Profile) -> None:
     for name in (
         "Torch-Compiled Region: 0/0",

@@ -64,7 +64,9 @@ scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floa
 anything = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
 )
-names = st.sampled_from(["kcap:step:0", "kcap:step:1", "aten::mm", "_C::a", "k", "cudaGraphLaunch", "kcap:call:a::b"])
+names = st.sampled_from(
+    ["kcap:step:0", "kcap:step:1", "aten::mm", "_C::a", "k", "cudaGraphLaunch", "kcap:call:a::b", "kcap:ignored"]
+)
 cats = st.sampled_from(["cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "kernel", "gpu_memcpy", "ac2g"])
 small = st.integers(0, 6)
 args = st.fixed_dictionaries(

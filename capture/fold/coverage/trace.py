@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from kcap.errors import FormatError
 
 STEP = "kcap:step:"  # spans of these names bracket the steps, and calls that no dispatcher sees (`kcap:call:a::b`)
 CALL = "kcap:call:"
+IGNORED = "kcap:ignored"  # brackets what a compiler or an autotuner does, which is not recorded
 MAX_BYTES = 512 << 20  # of JSON; some 1.5 million events
 MAX_TIME = 1e18  # in µs; sums of such times stay finite
 _OPERATOR = re.compile(r"[A-Za-z_]\w*::\w+(\.\w+)?", re.ASCII)
@@ -72,7 +74,8 @@ class Gpu(NamedTuple):
 
 @dataclass
 class Trace:
-    """`ops` of each thread and `spans` in the order in which they began; `launches` by correlation. In µs."""
+    """`ops` of each thread and `spans` in the order in which they began; `launches` by correlation. In µs. Without what
+    a compiler or an autotuner did."""
 
     ops: dict[Thread, list[Op]] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
@@ -109,6 +112,7 @@ class _Reader:
         self.trace = Trace()
         self._external: dict[int, Thread] = {}
         self._launched_by: dict[int, int] = {}
+        self._ignored: dict[Thread, list[tuple[float, float]]] = {}
 
     def read(self, events: Iterable[Any]) -> Trace:
         for event in events:
@@ -119,6 +123,8 @@ class _Reader:
             ops.sort(key=lambda op: (op.start, -op.end))
         trace.spans.sort(key=lambda span: span.start)
         self._move_launches()
+        if self._ignored:
+            self._leave_out_ignored()
         return trace
 
     def _event(self, event: dict[str, Any], kind: Any, name: Any) -> None:
@@ -142,6 +148,8 @@ class _Reader:
             self._external[external] = thread
         if match := _STEP.fullmatch(name):
             self.trace.spans.append(Span(start, end, int(match[1]), thread))
+        elif name == IGNORED:
+            self._ignored.setdefault(thread, []).append((start, end))
         elif _OPERATOR.fullmatch(name.removeprefix(CALL)):
             self.trace.ops.setdefault(thread, []).append(Op(start, end, name.removeprefix(CALL)))
 
@@ -160,6 +168,24 @@ class _Reader:
             launch = self.trace.launches[correlation]
             if launch.thread not in threads and external in self._external:
                 self.trace.launches[correlation] = launch._replace(thread=self._external[external])
+
+    def _leave_out_ignored(self) -> None:
+        trace = self.trace
+        for thread, spans in self._ignored.items():
+            outer: list[tuple[float, float]] = []
+            for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+                if not outer or start > outer[-1][1]:  # else it lies in the last one
+                    outer.append((start, end))
+            self._ignored[thread] = outer
+        for thread, ops in trace.ops.items():
+            trace.ops[thread] = [op for op in ops if not self._in_ignored(thread, op.start)]
+        left_out = {number for number, one in trace.launches.items() if self._in_ignored(one.thread, one.at)}
+        trace.gpu = [work for work in trace.gpu if work.correlation not in left_out]
+
+    def _in_ignored(self, thread: Thread, time: float) -> bool:
+        spans = self._ignored.get(thread, [])
+        after = bisect_right(spans, (time, MAX_TIME))
+        return after > 0 and time <= spans[after - 1][1]
 
 
 def _number(value: Any) -> float | None:

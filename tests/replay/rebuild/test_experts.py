@@ -17,9 +17,13 @@ TOKENS, TOP_K, EXPERTS, BLOCK = 5, 3, 8, 4
 SLOTS = TOKENS * TOP_K
 
 
-def prepared(operator: str, constants: dict[str, Value], **arguments: Value) -> BoundCall:
+def prepared(
+    operator: str, constants: dict[str, Value], sampled: dict[str, torch.Tensor] | None = None, **arguments: Value
+) -> BoundCall:
     args = [Argument(name=name, value=value) for name, value in arguments.items()]
     bound = BoundCall(operator, args, constants=constants)
+    for name, values in (sampled or {}).items():
+        bound.set_content(name, values)
     replay_rule_for(operator).prepare(bound)
     return bound
 
@@ -38,13 +42,14 @@ def content(bound: BoundCall, name: str) -> torch.Tensor:
     return values
 
 
-def fused(**more: Value) -> BoundCall:
+def fused(sampled: dict[str, torch.Tensor] | None = None, **more: Value) -> BoundCall:
     arguments: dict[str, Value] = {
         "a_ptr": floats(TOKENS, 16), "b_ptr": floats(EXPERTS, 32, 16), "c_ptr": floats(TOKENS, TOP_K, 32),
         "sorted_token_ids_ptr": ints(SLOTS + EXPERTS * (BLOCK - 1)), "expert_ids_ptr": ints(12),
         "num_tokens_post_padded_ptr": ints(1), "num_valid_tokens": SLOTS,
     }  # fmt: skip
-    return prepared("triton::fused_moe_kernel", {"BLOCK_SIZE_M": BLOCK, "top_k": TOP_K}, **{**arguments, **more})
+    constants: dict[str, Value] = {"BLOCK_SIZE_M": BLOCK, "top_k": TOP_K}
+    return prepared("triton::fused_moe_kernel", constants, sampled, **{**arguments, **more})
 
 
 def test_each_slot_is_in_a_block_of_its_expert() -> None:
@@ -99,6 +104,21 @@ def test_recorded_experts_stay() -> None:
     )
     replay_rule_for(bound.operator).prepare(bound)
     assert content(bound, "expert_ids_ptr") is kept
+
+
+def test_experts_of_which_a_sample_lacks_the_rows_are_drawn_with_them() -> None:
+    bound = fused({"expert_ids_ptr": torch.full((12,), EXPERTS - 1)})
+    assert len(set(content(bound, "expert_ids_ptr").tolist())) > 1
+    assert sorted(content(bound, "sorted_token_ids_ptr").unique().tolist())[:SLOTS] == list(range(SLOTS))
+
+
+def test_how_often_experts_were_chosen_is_told_by_the_blocks_in_use() -> None:
+    slots = torch.arange(4 * BLOCK) % SLOTS
+    tables = {"expert_ids_ptr": torch.tensor([1, 3, 3, 5]), "sorted_token_ids_ptr": slots}
+    bound = fused({**tables, "num_tokens_post_padded_ptr": torch.tensor([3 * BLOCK])})
+    rule = replay_rule_for(bound.operator)
+    chosen = rule.chosen_experts(bound)
+    assert chosen is not None and chosen.tolist() == [0, BLOCK, 0, 2 * BLOCK, 0, 0, 0, 0]
 
 
 def test_without_an_output_nothing_says_how_many_experts_a_token_has() -> None:
@@ -220,13 +240,17 @@ def test_each_slot_is_sorted_to_a_row_of_its_own(recorded: bool) -> None:
 RAGGED = {"first_block_size_log2": 4, "SIZES": 4, "BLOCK": 512}
 
 
-def ragged(name: str, counts: list[int] | None, width: int = 20, **more: Value) -> BoundCall:
+def ragged(
+    name: str, counts: list[int] | None, width: int = 20, written: int | None = None, **more: Value
+) -> BoundCall:
     tables = {"SliceSizes": ints(EXPERTS), "BlockSchedule": TensorSpec((4, width), "int32", (512, 1), storage=2)}
     tables["BlockOffs"] = TensorSpec((5 if more else 4, EXPERTS + 1), "int32", (512, 1), storage=1)
     args = [Argument(name=name, value=value) for name, value in {**tables, **RAGGED, **more}.items()]
     bound = BoundCall(f"triton::_ragged_tensor_metadata_{name}", args)
     if counts:
         bound.set_content("SliceSizes", torch.tensor(counts))
+    for table in ("BlockSchedule", "BlockOffs") if written is not None else ():
+        bound.set_content(table, torch.full(bound.spec(table).shape, written))
     replay_rule_for(bound.operator).prepare(bound)
     return bound
 
@@ -243,6 +267,15 @@ def test_blocks_of_rows_have_room_in_their_schedule(counts: list[int] | None, wi
     for i in range(4):
         blocks = -(-content(bound, "SliceSizes") // (16 << i))
         assert starts[i].tolist() == [0, *blocks.cumsum(0).tolist()] and int(blocks.sum()) <= width
+
+
+def test_what_a_graph_left_in_its_tables_is_not_what_they_began_with() -> None:
+    counts = [0, 100, 30, 7, 0, 0, 1, 0]
+    for left in (5, None):
+        bound = ragged("compute", counts, written=left)
+        assert not content(bound, "BlockSchedule").any() and content(bound, "BlockOffs")[0].tolist()[-1] == 11
+    bound = ragged("memset", counts, written=5, n_slices=EXPERTS)
+    assert not content(bound, "BlockSchedule").any() and not content(bound, "BlockOffs").any()
 
 
 def test_tables_are_as_wide_as_the_rows_that_are_filled() -> None:

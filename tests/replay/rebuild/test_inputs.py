@@ -111,12 +111,20 @@ def test_indices_without_values_are_valid_for_aten() -> None:
     assert int(found.args[1][1].max()) <= 4
 
 
+SCATTERED = ("self", "mask", "source")
+
+
 @pytest.mark.parametrize(
-    ("operator", "names"),
-    [("aten::index_put_", ("self", "indices", "values")), ("aten::masked_scatter", ("self", "mask", "source"))],
+    ("operator", "names", "mask"),
+    [
+        ("aten::index_put_", ("self", "indices", "values"), TensorSpec((20,), "bool", storage=1)),
+        ("aten::masked_scatter", SCATTERED, TensorSpec((20, 1), "bool", storage=1)),
+        ("aten::masked_scatter", SCATTERED, TensorSpec((20, 3), "bool", (1, 0), storage=1)),  # expanded
+    ],
 )
-def test_a_mask_has_as_many_true_elements_as_values_are_written(operator: str, names: tuple[str, ...]) -> None:
-    mask: Value = TensorSpec((20, 1) if operator == "aten::masked_scatter" else (20,), "bool", storage=1)
+def test_a_mask_has_as_many_true_elements_as_values_are_written(
+    operator: str, names: tuple[str, ...], mask: Value
+) -> None:
     values = [TensorSpec((20, 3), "float32"), mask, TensorSpec((7, 3), "float32", storage=2)]
     values = [values[0], [mask] if operator == "aten::index_put_" else mask, values[2]]
     args = [Argument(name=name, value=value) for name, value in zip(names, values, strict=True)]
@@ -125,7 +133,7 @@ def test_a_mask_has_as_many_true_elements_as_values_are_written(operator: str, n
     rebuild.resolve_mask(bound)
     inputs = build_inputs(bound, HERE)
     chosen = inputs.args[1][0] if isinstance(inputs.args[1], list) else inputs.args[1]
-    assert int(chosen.sum()) == 7
+    assert int(chosen.expand(20, 3).sum() if chosen.dim() == 2 else 3 * chosen.sum()) == 21
     resolved.call(*inputs.args, **inputs.kwargs)
 
 

@@ -4,12 +4,13 @@ Operators of the first are FlashInfer's wrapper and aten's attention, which enco
 another size than the keys. FlashAttention without a page table is ragged, too; gqa_paged.py recognizes its operators.
 
 attention_extend is SGLang's Triton prefill: of each sequence a list of slots of the cache, and new keys beside it, of
-which FlashInfer has no form. Of latent attention it is mla_ragged, where nothing is cached: the cache holds latents.
+which FlashInfer has no form. Of latent attention it is mla_ragged, where nothing is cached: the cache holds latents. A
+kernel of the same name without a cache, which its vision encoders use, is ragged.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -245,6 +246,8 @@ SWITCHES = (
 def extend(call: Invocation) -> KernelInstance:
     """`Q_Extend`: [tokens, heads, dim], `K_Extend`, `V_Extend`: [tokens, kv heads, dim], buffers: [slots, kv heads,
     dim]."""
+    if "B_Seqlen" in call.arguments:
+        return replace(without_cache(call), family="gqa_ragged")
     refuse_unmodelled_slots(call, *SWITCHES)
     refuse_unless_one(call, "k_scale", "v_scale")
     q, k, v = (call.tensor(f"{name}_Extend") for name in "QKV")
@@ -298,4 +301,26 @@ def extend(call: Invocation) -> KernelInstance:
         flops=lambda: 2 * h * (d + vo) * variant.pairs(pages.lengths() + batch.queries(), batch.queries()),
         touched=lambda: total_bytes(q, k, v, call.tensor("O_Extend")) + cached_bytes(pages, k_cache, v_cache),
         engine_form=PREFILL,
+    )
+
+
+def without_cache(call: Invocation) -> KernelInstance:
+    """SGLang's `context_attention_fwd`. `Q`: [tokens, heads, dim], `K`, `V`: [tokens, kv heads, dim], `B_Seqlen`:
+    [sequences], `B_Start_Loc`: where they begin, and maybe where the last one ends."""
+    q, lengths, starts = call.tensor("Q"), call.tensor("B_Seqlen"), call.tensor("B_Start_Loc")
+    ends = starts[: len(lengths)] + lengths
+    if not starts.is_meta and not torch.equal(ends[:-1], starts[1 : len(lengths)]):
+        raise Unrecognized("its sequences have gaps between them")
+    starts = torch.cat([starts[:1], ends])
+    return ragged_attention(
+        RaggedAttention(
+            q=q,
+            k=call.tensor("K"),
+            v=call.tensor("V"),
+            starts=starts,
+            kv_starts=starts,
+            scale=float(call.number("sm_scale")),
+            output=partial(call.tensor, "Out"),
+            variant=AttentionVariant(causal=bool(call["IS_CAUSAL"])),
+        )
     )

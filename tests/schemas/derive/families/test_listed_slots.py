@@ -162,6 +162,34 @@ def test_an_extension_of_heads_beside_cached_latents_reads_none_of_them(launcher
     assert declined(EXTEND, **call | {"kv_indices": torch.zeros(4, dtype=torch.int64)})
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_kernel_of_that_name_without_a_cache_is_ragged(causal: bool):
+    """As a vision encoder calls it: heads that are no power of two wide, and the end of the last sequence."""
+    launcher = kernels("sglang", "kernels/ops/attention/prefill_attention.py")["_fwd_kernel"]
+
+    def attend(**call: Any) -> None:
+        q, k, v, out = (call[name] for name in ("Q", "K", "V", "Out"))
+        grid = (len(call["B_Seqlen"]), q.shape[1], -(-int(call["B_Seqlen"].max()) // 16))
+        sizes = {"kv_group_num": q.shape[1] // k.shape[1], "BLOCK_DMODEL": 32, "Lk": q.shape[2]}
+        run(launcher, grid, call, **strides_of(q=q, k=k, v=v, o=out), **sizes, BLOCK_M=16, BLOCK_N=16)
+
+    tokens, lengths = 24, torch.tensor([3, 20, 1], dtype=torch.int32)
+    call: Arguments = {
+        "Q": randn(tokens, 4, 20, dtype=torch.float32, seed=1),
+        "K": randn(tokens, 2, 20, dtype=torch.float32, seed=2),
+        "V": randn(tokens, 2, 20, dtype=torch.float32, seed=3),
+        "Out": torch.full((tokens, 4, 20), 7.0),
+        "B_Seqlen": lengths,
+        "B_Start_Loc": torch.tensor([0, 3, 23, 24], dtype=torch.int32),
+        "sm_scale": 0.3,
+        "IS_CAUSAL": causal,
+    }
+    kernel = agrees(EXTEND, attend, **call)
+    assert kernel.name == f"gqa_ragged_prefill{'_causal' if causal else ''}_nolse_fp32_h4_kv2_d20"
+    assert kernel.key == agrees(EXTEND, attend, **call | {"B_Start_Loc": call["B_Start_Loc"][:3]}).key
+    assert declined(EXTEND, **call | {"B_Start_Loc": torch.tensor([0, 4, 23])})
+
+
 def test_what_an_extension_is_called_and_what_is_declined():
     sinks = randn(8, dtype=torch.float32)
     call = extension(8, 2, 32, 32, [4], [2], SLIDING_WINDOW_SIZE=9, logit_cap=5.0, sink_ptr=sinks)
