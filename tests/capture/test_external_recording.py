@@ -11,6 +11,7 @@ import pytest
 import torch
 from fake_graphs import Engine, X, captured, graph_class, operators
 
+from kcap.capture.fold.coverage import read_trace
 from kcap.capture.recorder.native_recorder import NativeRecorder
 from kcap.capture.shards.counts import OFF_STEP, Counts
 from kcap.capture.taps import external
@@ -184,6 +185,18 @@ def test_what_is_heard_is_known_before_a_call_is_described(recorder: str, record
 
     record(body, recorder)
     assert heard == [(answer, answer) for answer in (True, True, True, False, False, False)]
+
+
+class Profiling:
+    recorder, capturing, open, profiling = None, 0, False, True
+
+
+def test_a_profiler_sees_what_is_not_recorded_as_such(tmp_path: Path) -> None:
+    with torch.profiler.profile() as profile, Externals(Profiling(), tmp_path).ignoring():
+        torch.relu(X)
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    assert "kcap:ignored" in (tmp_path / "trace.json").read_text()
+    assert not any(read_trace(tmp_path / "trace.json").ops.values())
 
 
 def test_a_call_outside_steps_is_counted_once(tmp_path: Path) -> None:
