@@ -2,8 +2,8 @@
 
 attention_split and attention_split_merge are vLLM's and SGLang's Triton decodes over a cache (Flash-Decoding): the keys
 of each sequence are split in equal parts; the first launch attends within each, the second merges them by their
-log-sum-exps. Latent attention (DeepSeek's) has one head of keys, of which the values are the first part.
-`_fwd_kernel_stage1`, where each head of queries has keys of its own, is left out: it rounds each product.
+log-sum-exps. Latent attention (DeepSeek's) has one head of keys, whose first part are the values. Where each head
+of queries has keys of its own, `_fwd_kernel_stage1` rounds the products of queries and keys, and no weights.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def run({inputs}):
         {keys}
         k, v = (cache[pages].flatten(0, 1)[:length].to(torch.float32) for cache in (k_cache, v_cache))
         k, v = k.repeat_interleave({h} // {kv}, dim=1), v.repeat_interleave({h} // {kv}, dim=1)
-        logits = torch.einsum("hd,khd->hk", q[b].to(torch.float32), k) * sm_scale
+        logits = {logits} * sm_scale
 {cap}        for split, start in enumerate(range(0, length, max(size, 1))):
             end = min(start + size, length)
-            {part} = attend(logits[:, start:end], v[start:end], v_cache.dtype)
+            {part} = attend(logits[:, start:end], v[start:end], {rounds_to})
     return {returned}
 
 
@@ -203,7 +203,11 @@ class BatchOfSplits:
         return require_values(self.starts, "sequence starts").diff()
 
 
-@family("attention_split", "triton::_fwd_grouped_kernel_stage1")
+GROUPED = {"logits": 'torch.einsum("hd,khd->hk", q[b].to(torch.float32), k)', "rounds_to": "v_cache.dtype"}
+UNGROUPED = {"logits": "(q[b] * k.to(q.dtype)).to(torch.float32).sum(-1).T", "rounds_to": "torch.float32"}
+
+
+@family("attention_split", "triton::_fwd_grouped_kernel_stage1", "triton::_fwd_kernel_stage1")
 def split(call: Invocation) -> KernelInstance:
     """`Q`: [sequences, heads, dim]."""
     keys = slots_of_list(call) if "kv_indices" in call.arguments else pages_of_table(call)
@@ -229,6 +233,7 @@ def split(call: Invocation) -> KernelInstance:
         outputs=keys.outputs,
         reference=SPLIT.format(
             **{name: line.format(ps=ps, s=s, vo=vo) for name, line in keys.text.items()},
+            **(GROUPED if "grouped" in call.base else UNGROUPED),
             inputs=", ".join(inputs),
             h=h,
             kv=kv,

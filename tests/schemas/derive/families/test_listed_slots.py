@@ -20,6 +20,7 @@ from kcap.schemas.flashinfer.definition import RandomInput, ScalarInput, Workloa
 
 EXTEND = "triton::_fwd_kernel.s01234567"
 SPLIT = "triton::_fwd_grouped_kernel_stage1.s01234567"
+UNGROUPED = "triton::_fwd_kernel_stage1.s01234567"
 MERGE = "triton::_fwd_kernel_stage2.s01234567"
 UNIT, SPLITS, SLOTS = 32, 4, 400
 Arguments = dict[str, Any]
@@ -247,12 +248,12 @@ def decode(heads: int, kv: int, dim: int, vo: int, lengths: list[int], splits: l
     }
 
 
-def run_split(launcher: Launcher, **call: Any) -> None:
+def run_split(launcher: Launcher, grid: tuple[int, ...] | None = None, **call: Any) -> None:
     q, out = call["Q"], call["Att_Out"]
     (sequences, heads, dim), kv, vo = q.shape, call["K_Buffer"].shape[1], out.shape[3]
     run(
         launcher,
-        (sequences, -(-heads // min(16, heads // kv)), SPLITS),
+        grid or (sequences, -(-heads // min(16, heads // kv)), SPLITS),
         call,
         **strides_of(q=q, buf_k=call["K_Buffer"], buf_v=call["V_Buffer"]),
         **{f"stride_mid_o{axis}": out.stride(i) for i, axis in enumerate("bhs")},
@@ -282,6 +283,19 @@ def test_splits_are_sglangs_kernel(launchers: dict[str, Launcher], heads: int, k
         assert kernel.flops() == 2 * heads * (dim + vo) * sum(lengths)
     words = "_softcap5" if cap else ""
     assert kernel.name == f"attention_split_listed{words}_fp16_h{heads}_kv{kv}_qk{dim}_vo{vo}_ps1_s4"
+
+
+@pytest.mark.parametrize("cap", [0.0, 5.0])
+def test_splits_of_heads_with_keys_of_their_own_are_sglangs_kernel(launchers: dict[str, Launcher], cap: float):
+    """As OPT's. That its products are rounded shows in bfloat16 alone, which is beyond the interpreter."""
+    launcher = launchers["_fwd_kernel_stage1"]
+    for index, (lengths, splits) in enumerate(BATCHES):
+        dtype = torch.float16 if index else torch.float32
+        call = decode(4, 4, 32, 32, lengths, splits, dtype=dtype, logit_cap=cap)
+        grid = (len(lengths), 4, SPLITS)
+        kernel = agrees(UNGROUPED, lambda grid=grid, **call: run_split(launcher, grid, **call), **call)
+    assert kernel.name == f"attention_split_listed{'_softcap5' * (cap > 0)}_fp16_h4_kv4_qk32_vo32_ps1_s4"
+    assert "v_cache.dtype" not in kernel.reference
 
 
 def test_of_wider_inputs_nothing_is_rounded_on_the_way():
