@@ -106,7 +106,7 @@ class Externals:
     def source(self, name: str, text: bytes) -> None:
         """Keep a kernel's source; `name` is its SHA-256 with an ending. The file is whole, or not there: other
         processes of the session write it, too, and each of them may be killed."""
-        if name in self._written:
+        if name in self._written or (self._directory / name).exists():
             return
         self._directory.mkdir(mode=0o700, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self._directory, prefix=".", delete=False) as file:
@@ -184,18 +184,18 @@ class Externals:
     def ignoring(self) -> Iterator[None]:
         """Record nothing of this thread: it compiles or tunes, which caches may have done already at another start."""
         recorder = self._host.recorder
-        self._thread.ignored += 1
         span = _span(IGNORED_SPAN) if self._host.profiling else None
+        self._thread.ignored += 1
         if recorder is not None:
             recorder.ignore_begin()
         try:
             yield
         finally:
             self._thread.ignored -= 1
-            if span is not None:
-                span.__exit__(None, None, None)
             if recorder is not None:
                 recorder.ignore_end()
+            if span is not None:
+                span.__exit__(None, None, None)
 
     @contextlib.contextmanager
     def replacing(self, operator: str, arguments: Sequence[tuple[str, Any]]) -> Iterator[None]:

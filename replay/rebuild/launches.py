@@ -45,6 +45,10 @@ def is_launch(call: Call) -> bool:
     return call.launch is not None or call.namespace in SOURCES
 
 
+def may_be_address(value: Value) -> bool:
+    return isinstance(value, int) and value >= 1 << 32
+
+
 class Launches:
     """The kernels of one Recording; each source is compiled once. `trusted`: the user passed --trust."""
 
@@ -72,6 +76,8 @@ class Launches:
             path, of_vm = self._checked(self.recording.library, launch), not is_module_function(call.operator)
             run = self.load(launch, lambda: load_function(path, launch.function, of_vm))
             rule = replay_rule_for(base_of(call.operator))
+            if not of_vm and not rule.unnamed_args and any(may_be_address(argument.value) for argument in call.args):
+                raise Skip("a number among its arguments may be an address")
             return Operator(call.operator, run, parameters_of(call, rule)), rule
         text = self._checked(self.recording.source, launch)
         kernel = self.cpp(call, launch, text) if launch.language == "cpp" else self.triton(call, launch, text, device)

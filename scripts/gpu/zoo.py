@@ -274,7 +274,8 @@ class Zoo:
             program = str(Path(__file__).with_name("zoo_programs.py"))
             words = ["--", sys.executable, program, model.program, model.id, str(layers)]
             words += ["--framework", self.framework]
-            arguments = (*(MEMORY if self.gpus and self.framework == "vLLM" else ()), *self.given)
+            serving = MEMORY if self.framework == "vLLM" else SERVING[self.framework]
+            arguments = (*(serving if self.gpus else ()), *self.given)
         else:
             own = model.arguments if self.framework == "vLLM" else ()
             arguments = (*own, *(SERVING[self.framework] if self.gpus else ()), *self.given)

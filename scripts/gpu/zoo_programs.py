@@ -23,6 +23,7 @@ import torch
 
 from kcap.capture.controller.models import find_config
 from kcap.capture.controller.offline import engine_arguments
+from kcap.errors import CallError
 
 ANSWER = 16  # tokens
 CUDA = torch.cuda.is_available()
@@ -41,11 +42,7 @@ VLLM: dict[str, Any] = {  # as zoo.py starts the others
 SGLANG: dict[str, Any] = {
     "load_format": "dummy",
     "dtype": TYPE,
-    "max_running_requests": 32,
-    "chunked_prefill_size": 2048,
     "disable_radix_cache": True,
-    "sampling_backend": "pytorch",
-    **({"cuda_graph_bs_decode": [1, 4, 8, 16]} if CUDA else {"max_total_tokens": 8192}),
 }
 PROMPTS = [[(7 * i + 13 * j) % 400 + 3 for j in range(200 + 16 * i)] for i in range(8)]
 RANK = 16
@@ -57,28 +54,28 @@ class Vllm:
     """Runs what is in `folder` with vLLM, with `given` as further arguments."""
 
     def __init__(self, folder: Path, given: dict[str, Any]) -> None:
-        self.folder, self.given = str(folder), VLLM | given
+        self.folder, self.given = str(folder), given
 
     def lora(self, adapters: Sequence[Path]) -> None:
         from vllm.lora.request import LoRARequest
 
         requests = [LoRARequest(path.name, number, str(path)) for number, path in enumerate(adapters, 1)]
-        self.given |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": RANK, "max_model_len": 2048}
-        self.given["skip_tokenizer_init"] = True
+        engine = {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": RANK, "max_model_len": 2048}
+        engine["skip_tokenizer_init"] = True
         prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
         asked = [requests[i % len(requests)] for i in range(len(prompts))]
-        self._generate(lambda: prompts, detokenize=False, lora_request=asked)
+        self._generate(engine, lambda: prompts, detokenize=False, lora_request=asked)
 
     def vision(self) -> None:
         from PIL import Image
 
         draw = np.random.default_rng(0)
-        self.given |= {"max_model_len": 4096, "limit_mm_per_prompt": {"image": 1, "video": 0}}
         self._generate(
+            {"max_model_len": 4096, "limit_mm_per_prompt": {"image": 1, "video": 0}},
             lambda: [
                 {"prompt": PICTURE_TEXT, "multi_modal_data": {"image": Image.fromarray(picture)}}
                 for picture in pictures(draw)
-            ]
+            ],
         )
 
     def speech(self) -> None:
@@ -91,13 +88,14 @@ class Vllm:
             }
             for sound in sounds
         ]
-        self.given |= {"max_model_len": 448, "limit_mm_per_prompt": {"audio": 1}}
-        self._generate(lambda: prompts)
+        self._generate({"max_model_len": 448, "limit_mm_per_prompt": {"audio": 1}}, lambda: prompts)
 
-    def _generate(self, prompts: Callable[[], list[Any]], detokenize: bool = True, **options: Any) -> None:
+    def _generate(
+        self, engine: dict[str, Any], prompts: Callable[[], list[Any]], detokenize: bool = True, **options: Any
+    ) -> None:
         from vllm import LLM, SamplingParams
 
-        llm = LLM(self.folder, **self.given)
+        llm = LLM(self.folder, **VLLM | engine | self.given)
         params = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True, detokenize=detokenize)
         for _ in range(TIMES):
             llm.generate(prompts(), params, use_tqdm=False, **options)
@@ -107,7 +105,7 @@ class Sglang:
     """Runs what is in `folder` with SGLang, with `given` as further arguments."""
 
     def __init__(self, folder: Path, given: dict[str, Any]) -> None:
-        self.given = {"model_path": str(folder), **SGLANG, **given}
+        self.folder, self.given = str(folder), given
 
     def lora(self, adapters: Sequence[Path]) -> None:
         """The adapters go to the engine as tensors: an engine with dummy weights reads no adapter from a file."""
@@ -149,7 +147,7 @@ class Sglang:
         from kcap.capture.session import Workload
 
         machine = of_this_machine(Workload(len(PROMPTS), max(map(len, PROMPTS)), ANSWER))
-        return Engine(**machine | self.given | arguments)
+        return Engine(model_path=self.folder, **machine | SGLANG | arguments | self.given)
 
     def _generate(self, engine: Any, asked: Callable[[], dict[str, Any]]) -> None:
         params = {"max_new_tokens": ANSWER, "temperature": 0.0, "ignore_eos": True}
@@ -272,6 +270,10 @@ def main() -> None:
     parser.add_argument("--framework", choices=ENGINES, default="vLLM")
     parser.add_argument("--engine-arg", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
+    try:
+        given = engine_arguments(tuple(args.engine_arg))
+    except CallError as error:
+        parser.error(str(error))
     source = find_config(args.model)
     if source is None:
         sys.exit(f"kcap has no configuration of {args.model}")
@@ -279,7 +281,7 @@ def main() -> None:
         folder = Path(name)
         shutil.copy(source / "config.json", folder)
         change_config(folder, num_hidden_layers=args.layers)
-        engine = ENGINES[args.framework](folder, engine_arguments(tuple(args.engine_arg)))
+        engine = ENGINES[args.framework](folder, given)
         if not hasattr(engine, args.program):
             sys.exit(f"{args.program} is for vLLM alone")
         getattr(engine, args.program)(*PROGRAMS[args.program](folder))

@@ -164,7 +164,7 @@ def append_byte(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\0")
 
 
-@pytest.mark.parametrize(("change", "reason"), [(os.unlink, tap.NOT_READ), (append_byte, tap.REPLACED)])
+@pytest.mark.parametrize(("change", "reason"), [(os.unlink, tap.NOT_KEPT), (append_byte, tap.REPLACED)])
 def test_another_file_in_the_librarys_place_is_not_kept(
     heard: Heard, library: Path, tmp_path: Path, change: Callable[[Path], None], reason: str
 ) -> None:
@@ -191,7 +191,7 @@ def test_a_file_that_is_gone_once_it_is_loaded_is_none(
     assert heard.failures == []
 
 
-def test_a_library_that_cannot_be_kept_switches_the_tap_off_and_the_kernel_runs(
+def test_functions_of_a_library_that_cannot_be_kept_are_counted(
     heard: Heard, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(_: bytes) -> str:
@@ -200,7 +200,15 @@ def test_a_library_that_cannot_be_kept_switches_the_tap_off_and_the_kernel_runs(
     monkeypatch.setattr(heard, "library", fails)
     module = tvm_ffi.load_module(library)
     assert module.rows(X) == module.rows(X) == 3
-    assert (heard.calls, heard.failures) == ([], [("tvm_ffi", "OSError: no space left")])
+    assert (len(heard.calls), heard.failures) == (2, [])
+    assert heard.launched[0] == {"language": "tvm", "function": "rows", "unread": tap.NOT_KEPT}
+
+
+def test_a_large_library_is_not_kept(heard: Heard, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tap, "LARGEST", 100)
+    assert tvm_ffi.load_module(library).rows(X) == 3
+    assert heard.launched == [{"language": "tvm", "function": "rows", "unread": tap.TOO_LARGE}]
+    assert heard.libraries == []
 
 
 def test_without_the_function_that_loads_files_calls_are_recorded(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,8 +74,8 @@ class Gpu(NamedTuple):
 
 @dataclass
 class Trace:
-    """`ops` of each thread and `spans` in the order in which they began; `launches` by correlation. In µs. Without what
-    a compiler or an autotuner did."""
+    """`ops` of each thread and `spans` in the order in which they began; `launches` by correlation. In µs. Without the
+    operators and the GPU work of compilers and autotuners."""
 
     ops: dict[Thread, list[Op]] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)

@@ -26,8 +26,10 @@ PACKAGE = "tvm_ffi"
 METHOD = "get_function"  # attributes and items of a module come through it
 API, LOAD = "_ffi_api", "ModuleLoadFromFile"  # every way to load a file comes through it
 LOADED_FILE = "_kcap_loaded_file"  # a module's attribute
-NO_FILE = "its module was not loaded from a file, or before kcap was there"
-NOT_READ = "the file of its module was not readable when it was first called"
+LARGEST = 256 << 20  # bytes of a library that is kept
+NO_FILE = "no file of its module is known: it was not loaded from one, or before kcap was there"
+NOT_KEPT = "the file of its module could not be read, or not be kept, when it was first called"
+TOO_LARGE = f"the file of its module has more than {LARGEST >> 20} MiB"
 REPLACED = "the file of its module was replaced before it was first called"
 
 
@@ -45,12 +47,14 @@ class LoadedFile:
 
     def keep(self, listener: Listener) -> dict[str, str]:
         """Keep it; what the Launches of its functions say of it."""
+        if self.state[1] > LARGEST:
+            return {"unread": TOO_LARGE}
         try:
             content = self.path.read_bytes()
             same = LoadedFile.of(self.path) == self
+            return {"kernel": listener.library(content)} if same else {"unread": REPLACED}
         except OSError:
-            return {"unread": NOT_READ}
-        return {"kernel": listener.library(content)} if same else {"unread": REPLACED}
+            return {"unread": NOT_KEPT}
 
 
 def install(listener: Listener) -> LibraryTap:
@@ -93,7 +97,7 @@ def _handing_out(original: Function, function_type: Any, calls: Calls) -> Functi
         function = original(self, name, *args, **kwargs)
         if calls.off or type(function) is not function_type:
             return function
-        return recorded.of(function, name, vars(self).get(LOADED_FILE))
+        return recorded.of(function, name, getattr(self, "__dict__", {}).get(LOADED_FILE))
 
     setattr(get_function, MARK, calls.tap)
     return get_function

@@ -117,6 +117,15 @@ def replay(path: Path, *options: str) -> tuple[int, Mapping[str, Mapping[str, An
     return done.returncode, {names[line["call"]]: line for line in lines}
 
 
+def test_a_number_that_may_be_an_address_is_passed_to_no_function(recorded: Path) -> None:
+    rebuilder = Rebuilder("cpu", "cpu", recorded, False)
+    assert rebuilder.recording is not None
+    scale = call(rebuilder.recording, "tvm::scale")
+    args = [arg.model_copy(update={"value": 1 << 40}) if arg.value == 3.0 else arg for arg in scale.args]
+    with pytest.raises(Skip, match="may be an address"):
+        rebuilder.resolve(scale.model_copy(update={"args": args}), None)
+
+
 def test_functions_of_one_module_share_the_library_that_the_recording_keeps(recorded: Path) -> None:
     recording = kcap.load(recorded)
     launches = {name: call(recording, f"tvm::{name}").launch for name in ("scale", "rmsnorm", "early")}
@@ -152,7 +161,7 @@ def test_the_command_times_each_and_says_why_not(recorded: Path) -> None:
     timed = {name for name, line in lines.items() if "status" not in line}
     assert {name for name in timed if name.startswith("tvm::")} == {"tvm::scale", "tvm::rmsnorm"}
     assert "integer argument 'arg1' were not recorded" in lines["tvm::gather"]["reason"]
-    assert "not loaded from a file, or before kcap" in lines["tvm::early"]["reason"]
+    assert "not loaded from one, or before kcap" in lines["tvm::early"]["reason"]
 
 
 def test_its_definition_is_verified_against_it(recorded: Path, tmp_path: Path) -> None:

@@ -304,9 +304,15 @@ def extend(call: Invocation) -> KernelInstance:
     )
 
 
+OF_VLLM = ("B_Loc", "K_cache", "SLIDING_WINDOW_Q", "Sinks")
+
+
 def without_cache(call: Invocation) -> KernelInstance:
     """SGLang's `context_attention_fwd`. `Q`: [tokens, heads, dim], `K`, `V`: [tokens, kv heads, dim], `B_Seqlen`:
-    [sequences], `B_Start_Loc`: where they begin, and maybe where the last one ends."""
+    [sequences], `B_Start_Loc`: where they begin, and maybe where the last one ends. vLLM's kernels of that name take
+    other scales, windows, sinks or a cache."""
+    if any(name in call.arguments for name in OF_VLLM):
+        raise Unrecognized("it is vLLM's")
     q, lengths, starts = call.tensor("Q"), call.tensor("B_Seqlen"), call.tensor("B_Start_Loc")
     ends = starts[: len(lengths)] + lengths
     if not starts.is_meta and not torch.equal(ends[:-1], starts[1 : len(lengths)]):

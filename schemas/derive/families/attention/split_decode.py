@@ -2,8 +2,9 @@
 
 attention_split and attention_split_merge are vLLM's and SGLang's Triton decodes over a cache (Flash-Decoding): the keys
 of each sequence are split in equal parts; the first launch attends within each, the second merges them by their
-log-sum-exps. Latent attention (DeepSeek's) has one head of keys, whose first part are the values. Where each head
-of queries has keys of its own, `_fwd_kernel_stage1` rounds the products of queries and keys, and no weights.
+log-sum-exps. Latent attention (DeepSeek's) has one head of keys, whose first part are the values. Where each head of
+queries has keys of its own, `_fwd_kernel_stage1` rounds the products of queries and keys, and no weights; releases of
+SGLang's before 0.5.23, and vLLM, round their sums, too, in an order that the compiler chooses.
 """
 
 from __future__ import annotations

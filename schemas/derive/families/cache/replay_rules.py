@@ -69,26 +69,25 @@ def unshared(slots: torch.Tensor) -> torch.Tensor:
 class StoreCache(ReplayRule):
     """Caches are rows of all heads; newer releases skip the slot that pads a graph's batch."""
 
-    idempotent_writes = ("k_cache", "v_cache")
+    idempotent_writes: tuple[str, ...] = ("k_cache", "v_cache")
+    slots = "indices"
 
     def prepare(self, bound: BoundCall) -> None:
         skip_index = bound["reserved_skip_index"]
         skipped = skip_index if isinstance(skip_index, int) else -1
-        slots_in_use(bound, "indices", skipped, self.idempotent_writes)
+        slots_in_use(bound, self.slots, skipped, self.idempotent_writes)
         bound.set_value("size_limit", 0)  # the rows of the caches
         if skipped >= 0:
             bound.set_value("reserved_skip_index", 0)
 
 
 @replay_rule("tvm::set_mla_kv_buffer")
-class SetMlaKvBuffer(ReplayRule):
+class SetMlaKvBuffer(StoreCache):
     """SGLang's: the buffer's rows are tokens. No argument has a name, so that no Sample holds the rows written."""
 
     idempotent_writes = ("kv_buffer",)
-    unnamed_args = ("kv_buffer", "loc", "k_nope", "k_rope")
-
-    def prepare(self, bound: BoundCall) -> None:
-        slots_in_use(bound, "loc", -1, self.idempotent_writes)
+    slots = "loc"
+    unnamed_args = ("kv_buffer", "loc", "k_nope", "k_rope", "num_warps", "reserved_skip_index")
 
 
 @replay_rule("_C::cpu_attn_reshape_and_cache")

@@ -189,6 +189,8 @@ def test_a_kernel_of_that_name_without_a_cache_is_ragged(causal: bool):
     assert kernel.name == f"gqa_ragged_prefill{'_causal' if causal else ''}_nolse_fp32_h4_kv2_d20"
     assert kernel.key == agrees(EXTEND, attend, **call | {"B_Start_Loc": call["B_Start_Loc"][:3]}).key
     assert declined(EXTEND, **call | {"B_Start_Loc": torch.tensor([0, 4, 23])})
+    for of_vllm in ({"SLIDING_WINDOW_Q": 0, "SLIDING_WINDOW_K": 0}, {"K_cache": call["K"]}, {"Sinks": None}):
+        assert declined(EXTEND, **call | of_vllm), of_vllm
 
 
 def test_what_an_extension_is_called_and_what_is_declined():
