@@ -9,7 +9,6 @@ is launched past `CUDAGraph.replay`, is counted or told as unknown.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -21,7 +20,6 @@ from kcap.capture.hooks.patching import Methods
 from kcap.capture.recorder.recorder import Recorder
 from kcap.capture.taps.external import contained
 
-LOOK = 1.0  # seconds from one look at the allocator's memory to the next
 HANDED_OUT = ("raw_cuda_graph", "raw_cuda_graph_exec")
 
 
@@ -55,9 +53,8 @@ class CudaGraphs:
         self.describe: Callable[[], dict[str, Any]] = dict
         self.captured = self.abandoned = self.replays = self.unknown = self.unkept = self.handed_out = 0
         self.unseen = ""  # the recorder, where it does not see what a graph captures
-        self._numbers, self._number = ByIdentity[int](), -1  # by graph, and the last one's
-        self._stale = False
-        self._looked, self._latest = -LOOK, -1  # when the allocator's memory was looked at, and the last graph by then
+        self._numbers = ByIdentity[int]()
+        self._newest = self._known = -1  # the last graph, and the last one whose memory is known
         self._unsampled = ""  # why no Sample is taken at a replay
         self._methods = Methods()
 
@@ -179,11 +176,10 @@ class CudaGraphs:
         if not self._capture_over() or recorder is None:
             return
         number = recorder.graph_end(self._local.info, nodes)
-        self._stale = True
         if number < 0:
             self.unkept += recorder.sees_graphs
             return
-        self._numbers[graph] = self._number = number
+        self._numbers[graph] = self._newest = number
         self.captured += 1
 
     @contained
@@ -194,8 +190,8 @@ class CudaGraphs:
         if number is None or recorder is None:
             self.unknown += 1
             return False
-        if self._stale:
-            self.refresh(number)
+        if number > self._known:
+            self.refresh()
         self.replays += 1
         return recorder.graph_launching(number)
 
@@ -212,17 +208,11 @@ class CudaGraphs:
             recorder.line(orjson.dumps({"t": "annotation", "graph": number, **info}))
 
     @contained
-    def refresh(self, launching: int = -1) -> None:
-        """Look which memory the graphs captured so far keep for themselves; again soon only for the graph that is
-        `launching`, if its own is not known yet."""
-        now = time.monotonic()
-        if (
-            self._host.recorder is None
-            or not self.captured
-            or (now < self._looked + LOOK and launching <= self._latest)
-        ):
+    def refresh(self) -> None:
+        """Look which memory the graphs captured so far keep for themselves, unless that is known."""
+        if self._host.recorder is None or self._newest <= self._known:
             return
-        self._stale, self._looked, self._latest = False, now, self._number
+        self._known = self._newest
         try:
             self._host.recorder.graph_memory(memory_of_graphs())
         except RuntimeError as error:  # an allocator that does not report its memory

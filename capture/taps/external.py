@@ -106,8 +106,13 @@ class Externals:
     def source(self, name: str, text: bytes) -> None:
         """Keep a kernel's source; `name` is its SHA-256 with an ending. The file is whole, or not there: other
         processes of the session write it, too, and each of them may be killed."""
-        if name in self._written or (self._directory / name).exists():
+        if name in self._written:
             return
+        if not (self._directory / name).exists():
+            self._write(name, text)
+        self._written.add(name)
+
+    def _write(self, name: str, text: bytes) -> None:
         self._directory.mkdir(mode=0o700, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self._directory, prefix=".", delete=False) as file:
             try:
@@ -117,7 +122,6 @@ class Externals:
             except BaseException:
                 os.unlink(file.name)
                 raise
-        self._written.add(name)
 
     def library(self, content: bytes) -> str:
         """Keep a compiled library; its name among the kernels' sources."""

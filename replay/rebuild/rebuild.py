@@ -134,9 +134,9 @@ class Rebuilder:
 
 def name_arguments(bound: BoundCall, rule: families.ReplayRule) -> None:
     """Give the first arguments the names that `rule` knows, where the operator's schema has none."""
-    if rule.unnamed_args and bound.args[0].name in ("_0", "arg0"):
-        for index, name in enumerate(rule.unnamed_args[: len(bound.args)]):
-            bound.args[index] = bound.args[index].model_copy(update={"name": name})
+    if rule.unnamed_args:
+        names = rule.named([argument.name for argument in bound.args])
+        bound.args[:] = [arg.model_copy(update={"name": name}) for arg, name in zip(bound.args, names, strict=True)]
 
 
 def apply_rule(bound: BoundCall, rule: families.ReplayRule) -> list[str]:

@@ -60,10 +60,8 @@ def parameters_of(call: Call, rule: ReplayRule) -> Parameters:
         written = _outputs_of_family(call)
     else:
         written = WRITTEN.get(base_of(call.operator), frozenset({"output", "lse"} & {*names} or names[-1:]))
-    renamed = [*rule.unnamed_args, *names[len(rule.unnamed_args) :]] if names[:1] == ["arg0"] else names
-    return Parameters(
-        [Parameter(new, Alias(True) if name in written else None) for name, new in zip(names, renamed, strict=False)]
-    )
+    aliases = [Alias(True) if name in written else None for name in names]
+    return Parameters([Parameter(name, alias) for name, alias in zip(rule.named(names), aliases, strict=True)])
 
 
 def _outputs_of_family(call: Call) -> frozenset[str]:

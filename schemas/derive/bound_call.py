@@ -6,9 +6,9 @@ built, `Skip` says why a Call is not replayed. Families register a ReplayRule fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -182,6 +182,9 @@ class Inputs:
 REPLAY_RULES: Registry[str, ReplayRule] = Registry("operator with a replay rule")
 
 
+Name = TypeVar("Name", str, str | None)
+
+
 class ReplayRule:
     """How to make valid arguments for one operator; each method's default leaves it to generic rebuilding."""
 
@@ -189,6 +192,13 @@ class ReplayRule:
     rebuilt_args: tuple[str, ...] = ()  # opaque arguments that `rebuild_args` makes; the recorded ones are dropped
     idempotent_writes: tuple[str, ...] = ()  # arguments that are written with the same content each time
     added_to: tuple[str, ...] = ()  # arguments called outputs that are read, too: the operator adds to them
+
+    def named(self, names: Sequence[Name]) -> list[Name]:
+        """The `names` of a call's arguments, with `unnamed_args` where nothing names them."""
+        named = list(names)
+        if names and names[0] in ("_0", "arg0"):
+            named[: len(self.unnamed_args)] = self.unnamed_args[: len(names)]
+        return named
 
     def prepare(self, bound: BoundCall) -> None:
         """Before anything is allocated: set integer values, shrink what is too large, or raise Skip."""

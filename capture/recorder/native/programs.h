@@ -211,13 +211,13 @@ void keep_what_fits(Graph& graph, const Capture& capture) {
     const auto kept = capture.kept.find(storage.get());
     input->kept = kept != capture.kept.end() && kept->second.writes == input->writes;
     if (copied.count({input->data, input->bytes})) continue;
-    input->fits = bytes + input->bytes <= kBankBytes / 2;
-    if (input->fits) { bytes += input->bytes; copied.insert({input->data, input->bytes}); }
+    if (bytes + input->bytes <= kBankBytes / 2) { bytes += input->bytes; copied.insert({input->data, input->bytes}); }
     else g->shard.header(hSamplesSkipped)++;
   }
   for (GraphSample& sample : graph.samples) {
     auto& all = sample.inputs;
-    all.erase(std::remove_if(all.begin(), all.end(), [](const GraphInput& input) { return !input.fits; }), all.end());
+    const auto left_out = [&](const GraphInput& input) { return !copied.count({input.data, input.bytes}); };
+    all.erase(std::remove_if(all.begin(), all.end(), left_out), all.end());
   }
 }
 

@@ -106,7 +106,7 @@ struct GraphInput {
   c10::Device device;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   size_t writes = 0;  // to its storage, before the call
-  bool kept = false, fits = true;
+  bool kept = false;
 };
 
 struct GraphSample {  // the first invocation of a call in a graph

@@ -112,33 +112,19 @@ class Calls:
         detail: bool,
         launch: NumberLaunch | None,
     ) -> Any:
-        if not self._enter(operator, describe, args, kwargs, work, detail, launch):
+        entered = False
+        try:  # a call that takes no tensor launches nothing
+            if not self.off and any(map(_holds_tensor, (*args, *kwargs.values()))) and self.listener.may_record(detail):
+                number = -1 if launch is None else launch()
+                entered = self.listener.enter(operator, describe(args, kwargs), work, detail, number)
+        except Exception as error:
+            self.fail(error)
+        if not entered:
             return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         finally:
             self._leave()
-
-    def _enter(
-        self,
-        operator: str,
-        describe: Describe,
-        args: Any,
-        kwargs: Any,
-        work: bool,
-        detail: bool,
-        launch: NumberLaunch | None,
-    ) -> bool:
-        try:
-            if self.off or not any(map(_holds_tensor, (*args, *kwargs.values()))):
-                return False  # a call that takes no tensor launches nothing
-            if not self.listener.may_record(detail):
-                return False
-            number = -1 if launch is None else launch()
-            return self.listener.enter(operator, describe(args, kwargs), work, detail, number)
-        except Exception as error:
-            self.fail(error)
-            return False
 
     def _leave(self) -> None:
         try:

@@ -35,19 +35,21 @@ REPLACED = "the file of its module was replaced before it was first called"
 
 @dataclass(frozen=True)
 class LoadedFile:
-    """What a module was loaded from: `state` tells whether the file is still the same."""
+    """What a module was loaded from; by its numbers it is told whether the file is still the same."""
 
     path: Path
-    state: tuple[int, ...]
+    inode: int
+    size: int  # bytes
+    mtime_ns: int
 
     @classmethod
     def of(cls, path: Path) -> LoadedFile:
         status = os.stat(path)
-        return cls(path, (status.st_ino, status.st_size, status.st_mtime_ns))
+        return cls(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def keep(self, listener: Listener) -> dict[str, str]:
         """Keep it; what the Launches of its functions say of it."""
-        if self.state[1] > LARGEST:
+        if self.size > LARGEST:
             return {"unread": TOO_LARGE}
         try:
             content = self.path.read_bytes()
