@@ -48,11 +48,11 @@ def _joined_outputs(nodes: Nodes, binding: Binding, unnamed: dict[str, Pointer])
         return len(parts) == len(group) and all(_layout_matches(nodes, *one, binding.symbols) for one in each)
 
     outputs: Outputs = []
-    for parts in joints:
+    for number, parts in enumerate(joints):
         fitting = [group for group in groups if fits(parts, group)]
-        rivals = [other for other in joints if any(fits(other, group) for group in fitting)]
-        if len(fitting) == len(rivals):
-            outputs += zip(parts, fitting[rivals.index(parts)], strict=True)
+        rivals = [n for n, other in enumerate(joints) if any(fits(other, group) for group in fitting)]
+        if fitting and len(fitting) == len(rivals):
+            outputs += zip(parts, fitting[rivals.index(number)], strict=True)
     return outputs
 
 

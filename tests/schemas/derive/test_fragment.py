@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -244,3 +245,12 @@ def test_a_concatenation_that_is_read_where_its_parts_were_written_is_no_input()
         expected += [*halves, torch.cat(halves, -1), x[..., 16:]]
     for part, right in zip(found, expected, strict=True):
         torch.testing.assert_close(part, right, rtol=0.02, atol=0.05)
+
+
+def test_parts_that_lie_apart_are_of_no_concatenation() -> None:
+    call, fragment = JOINTS[0]
+    apart = [
+        arg.model_copy(update={"value": replace(arg.value, storage=99)}) if arg.name == "out_ptr2" else arg
+        for arg in call.args
+    ]
+    assert isinstance(reference_from(call.model_copy(update={"args": apart}), fragment), Unknown)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -15,10 +17,10 @@ from kcap.schemas.derive.fragment.reference import FragmentReference, Unknown, r
 from kcap.schemas.derive.fragment.text import Fragment, Layout, read_fragment
 from kcap.schemas.derive.fragment.values import FragmentError, Parser, Ref, Size, Word, size_of
 from kcap.schemas.recording.recording import Call
-from kcap.schemas.recording.values import TorchConstant
+from kcap.schemas.recording.values import TensorSpec, TorchConstant
 
-DATA = Path(__file__).parents[2] / "data" / "fragments" / "h200.jsonl"
-KERNELS = [orjson.loads(line) for line in DATA.read_bytes().splitlines()]
+DATA = Path(__file__).parents[2] / "data" / "fragments"
+KERNELS = [orjson.loads(line) for file in sorted(DATA.glob("*.jsonl")) for line in file.read_bytes().splitlines()]
 ODD = st.sampled_from(
     ["%", "(", ")", "[", "]", "{", "}", ",", "'", '"', "\n", "s77", "-", "torch.", "import os", "\0", "é"]
 )
@@ -118,6 +120,24 @@ def test_a_changed_fragment_gives_plain_operators_or_a_reason(kernel: dict[str, 
         end = data.draw(st.integers(start, min(len(text), start + 20)))
         text = text[:start] + data.draw(ODD) + text[end:]
     found = reference_from(Call.model_validate(kernel["call"]), text)
+    if isinstance(found, Unknown):
+        assert found.reason
+    else:
+        check_plain(found)
+
+
+@given(st.sampled_from(KERNELS), st.data())
+def test_a_fragment_of_other_tensors_gives_plain_operators_or_a_reason(
+    kernel: dict[str, Any], data: st.DataObject
+) -> None:
+    call = Call.model_validate(kernel["call"])
+    args = [argument for argument in call.args if isinstance(argument.value, TensorSpec)]
+    others = data.draw(st.lists(st.sampled_from(args), min_size=1, max_size=3, unique_by=id))
+    shapes = st.sampled_from([argument.value.shape for argument in args]) | st.just((3, 5))
+    change = st.builds(lambda shape: {"shape": shape, "strides": None}, shapes) | st.builds(dict, storage=st.just(99))
+    changed = {other.name: replace(other.value, **data.draw(change)) for other in others}
+    args = [arg.model_copy(update={"value": changed.get(arg.name, arg.value)}) for arg in call.args]
+    found = reference_from(call.model_copy(update={"args": args}), kernel["fragment"])
     if isinstance(found, Unknown):
         assert found.reason
     else:
