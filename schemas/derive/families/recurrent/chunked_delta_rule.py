@@ -281,9 +281,10 @@ def kkt_inverse_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
     return read, flops + solved
 
 
-@replay_rule("triton::chunk_gated_delta_rule_fwd_kkt_solve_kernel")
-class KktInverse(ReplayRule):
-    """Keys of length one and rates below one, as in models: else the inverse grows along each chunk."""
+@replay_rule("triton::chunk_scaled_dot_kkt_fwd_kernel", "triton::chunk_gated_delta_rule_fwd_kkt_solve_kernel")
+class ProductsOfKeys(ReplayRule):
+    """Keys of length one and rates below one, as in models: else what TF32 rounds shows, and an inverse grows along
+    each chunk."""
 
     def prepare(self, bound: BoundCall) -> None:
         bound.set_content("k", torch.nn.functional.normalize(torch.randn(bound.spec("k").shape), dim=-1))
@@ -321,9 +322,7 @@ def set_falling_gate(bound: BoundCall, chunk_indices: torch.Tensor | None) -> No
         bound.set_content("g", falling_sums(chunks, rates, steps)[None])
 
 
-@replay_rule(
-    "triton::chunk_scaled_dot_kkt_fwd_kernel", "triton::recompute_w_u_fwd_kernel", "triton::chunk_fwd_kernel_o"
-)
+@replay_rule("triton::recompute_w_u_fwd_kernel", "triton::chunk_fwd_kernel_o")
 class DecayingChunks(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
         set_falling_gate(bound, bound.content("chunk_indices"))

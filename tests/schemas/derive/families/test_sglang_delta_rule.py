@@ -12,6 +12,7 @@ from test_chunked_delta_rule import (
     CHUNKS,
     DTYPES,
     HV,
+    KKT,
     LENGTHS,
     OUTPUT,
     STATE,
@@ -22,6 +23,7 @@ from test_chunked_delta_rule import (
     chunk_indices,
     gate,
     keys,
+    kkt,
     output,
     rates,
     runs,
@@ -179,9 +181,9 @@ def test_inverse_of_products_is_the_kernels(dtype: torch.dtype, decays: bool) ->
     assert instance.flops() == 2 * pairs * H * K + sum(n**3 for n in (19, 64, 6, 33)) * HV // 3
 
 
-def test_replayed_keys_keep_the_inverse_small() -> None:
-    sampled = {"cu_seqlens": starts(LENGTHS), "chunk_indices": chunk_indices(64)}
-    made = bound_call(KKT_INVERSE, kkt_inverse(), **sampled)
+@pytest.mark.parametrize(("operator", "call"), [(KKT_INVERSE, kkt_inverse()), (KKT, kkt(BT=64))])
+def test_replayed_keys_keep_products_and_their_inverse_small(operator: str, call: Arguments) -> None:
+    made = bound_call(operator, call, cu_seqlens=starts(LENGTHS), chunk_indices=chunk_indices(64))
     key, rate, sums = (made.content(name) for name in ("k", "beta", "g"))
     assert key is not None and key.norm(dim=-1).sub(1).abs().max() < 1e-5
     assert rate is not None and rate.min() >= 0 and rate.max() <= 1
