@@ -99,3 +99,18 @@ def set_zeros(bound: BoundCall, *names: str) -> None:
     for path, spec in bound.tensors():
         if bound.holder(path).name in names:
             bound.contents.setdefault(path, torch.zeros(spec.shape, dtype=torch.int64))
+
+
+def random_parts(
+    total: int, low: torch.Tensor, high: torch.Tensor, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """`total` in random parts between `low` and `high`, or as near to it as these come: int64, in their shape, [n]."""
+    room = high - low
+    spare = min(max(total - int(low.sum()), 0), int(room.sum()))
+    weights = (torch.rand(low.shape, generator=generator) * 0.9 + 0.1).double()
+    parts = torch.minimum((weights / weights.sum() * spare).long(), room)
+    order = torch.randperm(len(parts), generator=generator)  # in which the rest is handed out
+    left = (room - parts)[order]
+    before = left.cumsum(0) - left
+    parts[order] += torch.minimum((spare - int(parts.sum()) - before).clamp(min=0), left)
+    return low + parts

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from kcap.schemas.derive.index_arguments import random_parts
 from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.recording.dtypes import BY_NAME, TORCH_NAMES
 from kcap.schemas.results.measurement import MADE_UP
@@ -78,16 +79,8 @@ class WorkloadDraft:
         return order.repeat(-(-count // max(len(order), 1)))[:count]
 
     def parts(self, total: int, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-        """`total` in random parts between `low` and `high`, or as near to it as these come."""
-        room = high - low
-        spare = min(max(total - int(low.sum()), 0), int(room.sum()))
-        weights = self.reals(0.1, 1.0, low.shape).double()
-        parts = torch.minimum((weights / weights.sum() * spare).long(), room)
-        order = torch.randperm(len(parts), generator=self.generator)  # in which the rest is handed out
-        left = (room - parts)[order]
-        before = left.cumsum(0) - left
-        parts[order] += torch.minimum((spare - int(parts.sum()) - before).clamp(min=0), left)
-        return low + parts
+        """As `random_parts`."""
+        return random_parts(total, low, high, self.generator)
 
     def notes(self) -> list[str]:
         """How the inputs differ from the Workload: files that are missing, inputs that rules made, other changes."""

@@ -7,7 +7,7 @@ import torch
 from kcap.schemas.derive.bound_call import BoundCall
 from kcap.schemas.derive.cost import Cost, CostInputs, distinct_bytes
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
-from kcap.schemas.derive.index_arguments import bytes_without_unread_rows, cut_to_rows_in_use
+from kcap.schemas.derive.index_arguments import bytes_without_unread_rows, cut_to_rows_in_use, random_parts
 from kcap.schemas.derive.invocation import Invocation, distinct_rows, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
@@ -62,6 +62,29 @@ def index_rows(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     if "self" not in draft or not (sizes := draft.shape("self")):
         return None
     return draft.integers(0, min(sizes), draft.shape(name))
+
+
+@valid_input("repeats", op_types=("repeat_interleave",))
+def repeats(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
+    """Their sum is the size that the operator was told, which is that of the output's own axis."""
+    (output,) = draft.definition.outputs.values()
+    own = [axis for axis in output.shape or () if "self" not in draft or axis not in draft.axis_names("self")]
+    if len(own) != 1:
+        return None
+    counts, total = draft.shape(name), draft.size(own[0]) or 0
+    return draft.parts(total, torch.zeros(counts, dtype=torch.long), torch.full(counts, total))
+
+
+@replay_rule("aten::repeat_interleave.self_Tensor", "aten::repeat_interleave.Tensor")
+class RepeatInterleave(ReplayRule):
+    """`repeats`, of which a Sample has the range alone, add up to `output_size`, where the operator is told it."""
+
+    def prepare(self, bound: BoundCall) -> None:
+        total, counts = bound["output_size"], bound.spec("repeats").numel
+        if not isinstance(total, int) or bound.content("repeats") is not None or counts < 2:
+            return
+        low, high = bound.ranges.get(str(bound.index("repeats")), (0, total))
+        bound.set_content("repeats", random_parts(total, torch.full((counts,), low), torch.full((counts,), high)))
 
 
 @replay_rule("aten::embedding")

@@ -10,7 +10,7 @@ from kcap.replay.rebuild.operators import resolve_operator
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.schemas.derive import families
 from kcap.schemas.derive.bound_call import BoundCall, bind_call
-from kcap.schemas.recording.recording import Argument
+from kcap.schemas.recording.recording import Argument, Sample, SampledTensor
 from kcap.schemas.recording.values import TensorSpec, Value
 
 VOCABULARY, WIDTH = 128256, 4096
@@ -86,3 +86,24 @@ def test_the_cache_update_touches_its_slots_of_the_pages_in_use() -> None:
         "_C_cache_ops::reshape_and_cache_flash", key_cache=caches[0], value_cache=caches[1], slot_mapping=slots
     )
     assert touched(bound, 2 * 4 * page * 2 + 32) == 2 * 4 * 8 * 128 * 2 + 32
+
+
+RANGE = SampledTensor(low=128, high=320)  # of counts, which a Sample has no more of
+
+
+@pytest.mark.parametrize(
+    "sample", [None, Sample(call=0, phase="prefill", tensors={"1": RANGE})], ids=["drawn", "range"]
+)
+@pytest.mark.parametrize(("dim", "shape"), [(None, (7,)), (1, (3, 7))])
+def test_repeats_add_up_to_the_size_that_the_operator_is_told(
+    sample: Sample | None, dim: int | None, shape: tuple[int, ...]
+) -> None:
+    counts = tensor(7, dtype="int64", storage=1)
+    size = Argument(name="output_size", value=2048, keyword=True)
+    recorded = call("aten::repeat_interleave.self_Tensor", tensor(*shape), counts, dim)
+    recorded = recorded.model_copy(update={"args": [*recorded.args, size]})
+    rebuilder = Rebuilder("cpu", "cpu", None)
+    resolved = rebuilder.resolve(recorded, sample)
+    inputs = rebuilder.build(resolved)
+    assert resolved.operator.call(*inputs.args, **inputs.kwargs).shape == (*shape[:-1], 2048)
+    assert sample is None or (inputs.args[1].min() >= 128 and inputs.args[1].max() <= 320)

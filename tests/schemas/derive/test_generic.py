@@ -8,8 +8,9 @@ import pytest
 import torch
 from generic_calls import call, check, derive, derived
 
+from kcap.replay.datasets.reference import prepare_reference
 from kcap.schemas.derive.invocation import Unrecognized, invocation_of
-from kcap.schemas.flashinfer.definition import AxisConst, Definition
+from kcap.schemas.flashinfer.definition import AxisConst, Definition, RandomInput, Workload
 from kcap.schemas.recording.records import Argument, Call
 from kcap.schemas.recording.values import Drift, TensorSpec, TorchConstant
 
@@ -304,3 +305,12 @@ def test_one_bad_call_costs_itself_alone():
     bad = calls[0].model_copy(update={"args": calls[0].args[:1] * 2})
     kernels, refused = derive(*calls, bad)
     assert list(refused) == [2] and sum(len(kernel.uses) for kernel in kernels) == 2
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((7,), None), ((3, 7), 1), ((7, 2), 0)])
+def test_repeats_that_are_made_up_add_up_to_the_outputs_size(shape: tuple[int, ...], dim: int | None) -> None:
+    given = (randn(*shape), torch.tensor([0, 3, 1, 0, 2, 5, 1]), dim)
+    definition = derived("aten::repeat_interleave.self_Tensor", given, output_size=12)
+    inputs = {name: RandomInput(type="random") for name in definition.inputs}
+    prepared = prepare_reference(definition, Workload(uuid="0", axes={}, inputs=inputs), None)
+    assert 12 in prepared.reference(*prepared.arguments).shape
