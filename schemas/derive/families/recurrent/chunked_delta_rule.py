@@ -47,9 +47,13 @@ CUMSUM = """    assert g.shape[1] == {num_v_heads}
 
 KKT = """    assert k.shape[1:] == ({num_k_heads}, {head_size}) and beta.shape[1] == {num_v_heads}
     A = torch.zeros((len(k), {num_v_heads}, {chunk_size}), dtype=torch.float32, device=k.device)
+
+    def tf32(x):  # float32 as tensor cores read it: its upper 19 bits
+        return (x.view(torch.int32) & -8192).view(torch.float32) if x.dtype == torch.float32 else x
+
 {each_chunk}        key = k[start:end].repeat_interleave({num_v_heads} // {num_k_heads}, dim=1)
-        scaled = (key * beta[start:end, :, None]).to(torch.float32)
-        products = torch.einsum("ihk,jhk->hij", scaled, key.to(torch.float32)){decay}
+        scaled = tf32(key * beta[start:end, :, None]).to(torch.float32)
+        products = torch.einsum("ihk,jhk->hij", scaled, tf32(key).to(torch.float32)){decay}
         A[start:end, :, : end - start] = products.tril(-1).transpose(0, 1)
     return A.to(torch.{dtype})
 """

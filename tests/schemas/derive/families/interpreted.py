@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -138,20 +138,22 @@ def interpreted(name: str, text: str) -> dict[str, Launcher]:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A kernel that is launched as Triton's are: `kernel[grid](arguments)`."""
+    """A kernel that is launched as Triton's are: `kernel[grid](arguments)`. `tf32`: as on a GPU, whose tensor cores
+    read the upper 19 bits of float32."""
 
     kernel: Any
+    tf32: bool = False
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*args: Any, **kwargs: Any) -> None:
-            with interpreter():
+            with interpreter(self.tf32):
                 self.kernel[grid](*args, **kwargs)
 
         return launch
 
 
 @contextmanager
-def interpreter() -> Iterator[None]:
+def interpreter(tf32: bool = False) -> Iterator[None]:
     """Triton as it would be, had it been imported to interpret."""
     import triton.language as tl
     from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
@@ -162,6 +164,8 @@ def interpreter() -> Iterator[None]:
         patch.setattr(InterpreterBuilder, "create_splat", splat)
         patch.setattr(InterpreterBuilder, "cast_impl", cast(InterpreterBuilder.cast_impl))
         patch.setattr(InterpreterBuilder, "create_fp_to_fp", cast(InterpreterBuilder.create_fp_to_fp))
+        if tf32:
+            patch.setattr(InterpreterBuilder, "create_dot", in_tf32(InterpreterBuilder.create_dot))
         for operation in ("create_dot", "binary_op"):
             patch.setattr(InterpreterBuilder, operation, in_float32(getattr(InterpreterBuilder, operation)))
         for module in (tl, tl.standard):
@@ -190,6 +194,7 @@ def in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     """An operation that computes with bfloat16. Triton 3.9's own takes their bits for integers."""
     import triton.language as tl
 
+    @wraps(original)
     def operate(builder: Any, left: Any, right: Any, *others: Any) -> Any:
         if left.dtype.scalar != tl.bfloat16 or right.dtype.scalar != tl.bfloat16:
             return original(builder, left, right, *others)
@@ -197,6 +202,23 @@ def in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
         return wide if original.__name__ == "create_dot" else builder.cast_impl(wide, tl.bfloat16)
 
     return operate
+
+
+def in_tf32(dot: Callable[..., Any]) -> Callable[..., Any]:
+    """Products of float32 as tensor cores make them, unless a kernel asks for better ones."""
+    import numpy as np
+    import triton.language as tl
+    from triton._C.libtriton.ir import INPUT_PRECISION
+    from triton.runtime.interpreter import TensorHandle
+
+    @wraps(dot)
+    def product(builder: Any, left: Any, right: Any, sums: Any, precision: Any, *others: Any) -> Any:
+        if left.dtype.scalar == tl.float32 and precision == INPUT_PRECISION.TF32:
+            kept = (side.data.view(np.uint32) & np.uint32(0xFFFFE000) for side in (left, right))
+            left, right = (TensorHandle(bits.view(np.float32), tl.float32) for bits in kept)
+        return dot(builder, left, right, sums, precision, *others)
+
+    return product
 
 
 def splat(_: Any, block: Any, scalar: Any) -> Any:
