@@ -15,7 +15,7 @@ import torch
 from kcap.schemas.derive.bound_call import BoundCall
 from kcap.schemas.derive.families import ReplayRule, family, replay_rule
 from kcap.schemas.derive.index_arguments import set_indices_below, set_zeros
-from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
 from kcap.schemas.flashinfer.descriptions import FOR_ITS_LENGTH
 
@@ -69,7 +69,7 @@ def align_instance(call: Invocation, e: int, filtered: bool) -> KernelInstance:
         raise Unrecognized("buffers of another kind")
 
     def end() -> int:
-        return int(total[0].item())
+        return int(require_values(total, "numbers of padded tokens")[0].item())
 
     word = ("_filtered" if filtered else "") + ("_counted" if counted else "")
     return KernelInstance(
