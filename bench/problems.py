@@ -158,8 +158,8 @@ def _add_workloads(
     for sample in samples:
         try:
             workloads.append(make_workload(problem.definition, use, sample, contents.recording))
-        except (Skip, Unrecognized) as error:
-            reason = str(error)
+        except families.NEVER_TAKEN as error:
+            reason = families.why_not_taken(error)
     problem.add(workloads)
     if reason and use.call.kind == "kernel":
         record = ledger.reduce if workloads else ledger.lose

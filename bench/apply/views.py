@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kcap.replay.rebuild.operators import TORCH_NAMESPACES, resolve_operator
-from kcap.schemas.derive.bound_call import Skip
+from kcap.schemas.derive.families import NEVER_TAKEN, why_not_taken
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, argument_names, invocation_of
 from kcap.schemas.derive.kernel import CallUse, KernelInstance, TensorArg, dtype_name
 from kcap.schemas.flashinfer.definition import Definition
@@ -44,17 +44,20 @@ class Views:
 
 def views_of(definition: Definition, use: CallUse) -> Views:
     """How `use.call` holds the Definition's inputs and outputs; NoView where it does not."""
-    call = use.call
-    if call.shapes > 1:
-        raise NoView(f"it stands for {call.shapes} signatures, of which one alone is known")
+    if use.call.shapes > 1:
+        raise NoView(f"it stands for {use.call.shapes} signatures, of which one alone is known")
     try:
-        invocation = invocation_of(call)
-        form = use.bind(invocation)
-        owners = dict(_owners(call, invocation))
-        inputs = [_input(name, form.inputs[name], owners) for name in definition.inputs]
-        result, form = _with_result(use, invocation, form)
-    except (Unrecognized, Skip) as error:
-        raise NoView(str(error)) from None
+        return _views(definition, use)
+    except NEVER_TAKEN as error:
+        raise NoView(why_not_taken(error)) from None
+
+
+def _views(definition: Definition, use: CallUse) -> Views:
+    call, invocation = use.call, invocation_of(use.call)
+    form = use.bind(invocation)
+    owners = dict(_owners(call, invocation))
+    inputs = [_input(name, form.inputs[name], owners) for name in definition.inputs]
+    result, form = _with_result(use, invocation, form)
     returned = [_returned(tensor, owners) for tensor in result.tensors]
     owners = {_storage(tensor): ("", index, tensor) for index, tensor in enumerate(result.tensors)} | owners
     outputs = [_output(name, form.outputs[name], owners) for name in definition.outputs]

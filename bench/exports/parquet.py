@@ -98,7 +98,7 @@ def _outputs(
     kernel: DerivedDefinition, use: CallUse, sample: Sample | None, recording: Recording
 ) -> tuple[list[list[int]] | None, list[str]]:
     from kcap.bench.problems import bound_call
-    from kcap.schemas.derive.bound_call import Skip, invocation_of_bound
+    from kcap.schemas.derive.bound_call import invocation_of_bound
     from kcap.schemas.derive.families import NEVER_TAKEN
 
     outputs = kernel.definition.outputs.values()
@@ -106,7 +106,7 @@ def _outputs(
     try:
         sizes = use.bind(invocation_of_bound(bound_call(use.call, sample, recording), use.call.launch)).sizes()
         return [list(kernel.definition.sizes(tensor.shape or (), sizes)) for tensor in outputs], dtypes
-    except (*NEVER_TAKEN, Skip):  # a value that it needs was not recorded
+    except NEVER_TAKEN:  # a value that it needs was not recorded
         return None, dtypes
 
 

@@ -99,7 +99,7 @@ def _family_cost(call: Call, sample: Sample | None, recording: Recording) -> Cos
     without torch."""
     if importlib.util.find_spec("torch") is None:
         return None
-    from kcap.schemas.derive.bound_call import Skip, bind_call, invocation_of_bound
+    from kcap.schemas.derive.bound_call import bind_call, invocation_of_bound
     from kcap.schemas.derive.cost import cost_of_instance
     from kcap.schemas.derive.families import NEVER_TAKEN, family_of, recognize
 
@@ -108,7 +108,7 @@ def _family_cost(call: Call, sample: Sample | None, recording: Recording) -> Cos
     try:
         kernel = recognize(invocation_of_bound(bind_call(call, sample, None, recording.value), call.launch))
         return cost_of_instance(kernel) if kernel else None
-    except (*NEVER_TAKEN, Skip):
+    except NEVER_TAKEN:
         return None
 
 

@@ -15,7 +15,7 @@ import torch
 from kcap.replay.rebuild.rebuild import ResolvedCall
 from kcap.replay.roofline.sweeps import sweeps_all, unread_inputs
 from kcap.schemas.derive import families
-from kcap.schemas.derive.bound_call import BoundCall, Skip, invocation_of_bound
+from kcap.schemas.derive.bound_call import BoundCall, invocation_of_bound
 from kcap.schemas.derive.cost import Cost, CostInputs, cost_of_instance, distinct_bytes
 from kcap.schemas.derive.families import NEVER_TAKEN, recognize
 from kcap.schemas.derive.invocation import flatten
@@ -41,7 +41,7 @@ def cost_of_call(call: Call, resolved: ResolvedCall) -> Cost | None:
             if instance
             else sweep_cost(resolved.bound, written_arguments(resolved))
         )
-    except (*NEVER_TAKEN, Skip):
+    except NEVER_TAKEN:
         return None
     return cost if cost and (cost.bytes or cost.flops) else None
 

@@ -11,8 +11,9 @@ from derived_calls import METADATA, VOCABULARY, call, embedding, floats, ints, l
 from kcap.bench.contents import Contents, open_contents
 from kcap.bench.problems import Problems, problems_of
 from kcap.schemas.flashinfer.definition import SafetensorsInput, check_workload
-from kcap.schemas.recording.recording import write_recording
+from kcap.schemas.recording.recording import SampledTensor, write_recording
 from kcap.schemas.recording.values import Drift, Group, TensorSpec, Value
+from kcap.show.estimate import TYPICAL_GPU, estimated_times
 
 
 @pytest.fixture
@@ -54,6 +55,15 @@ def test_ids_that_were_not_kept_are_drawn_within_their_range_and_written(made) -
     (stored,) = [one for one in workload.inputs.values() if isinstance(one, SafetensorsInput)]
     values = problem.blobs[workload.uuid][stored.tensor_key]
     assert 3 <= int(values.min()) <= int(values.max()) <= 9 < VOCABULARY
+
+
+def test_a_sample_whose_file_is_missing_loses_its_call_alone(made) -> None:
+    missing = ranged(1, 3, 9).model_copy(update={"tensors": {"1": SampledTensor(file="a.safetensors")}})
+    contents, found = made([linear(0, 1), embedding(1, 5)], [missing])
+    assert [problem.definition.op_type for problem in found.problems] == ["gemm"]
+    (lost,) = found.ledger.loss("any", contents.total).lost
+    assert lost.operator == "aten::embedding" and "a.safetensors: not a readable" in lost.reason
+    assert estimated_times(contents.recording, TYPICAL_GPU).keys() == {0, 1}
 
 
 def test_samples_that_differ_are_workloads_that_share_the_counts_of_their_call(made) -> None:

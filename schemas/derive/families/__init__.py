@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from kcap.schemas.derive.bound_call import ReplayRule, rebuilt_argument, replay_rule, replay_rule_for
+from kcap.errors import FormatError
+from kcap.schemas.derive.bound_call import ReplayRule, Skip, rebuilt_argument, replay_rule, replay_rule_for
 from kcap.schemas.derive.cost import cost_function, cost_function_for
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
 from kcap.schemas.derive.kernel import KernelInstance
@@ -44,12 +45,17 @@ __all__ = [
     "trim_inputs",
     "trims_inputs",
     "valid_input",
+    "why_not_taken",
 ]
 
 Recognizer = Callable[[Invocation], KernelInstance]
 
-# What a recognizer raises on arguments that the operator never takes: a number for a tensor, other ranks, a size of 0
-NEVER_TAKEN = (Unrecognized, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+# What a family and its ReplayRule raise on arguments that they do not know, or that the operator never takes: a number
+# for a tensor, other ranks, a size of 0; FormatError: on a file that a Sample or a Launch names, and that is damaged
+NEVER_TAKEN = (
+    *(Unrecognized, Skip, FormatError),
+    *(ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError),
+)
 FAMILIES: Registry[str, tuple[str, Recognizer]] = Registry("operator of a family")
 
 
@@ -79,6 +85,14 @@ def recognize(call: Invocation) -> KernelInstance | None:
     except NEVER_TAKEN:
         return None
     return kernel
+
+
+def why_not_taken(error: Exception) -> str:
+    """The reason that one of NEVER_TAKEN gives; where it is Python's or torch's own, its kind, too."""
+    if isinstance(error, Unrecognized | Skip | FormatError):
+        return str(error)
+    message = next(iter(str(error).splitlines()), "")[:160]
+    return f"its arguments are not what its family reads: {type(error).__name__}{f': {message}' * bool(message)}"
 
 
 def family_of(operator: str) -> tuple[str, Recognizer | None]:

@@ -223,3 +223,12 @@ def test_the_routing_of_the_largest_batch_stands_for_all(tmp_path: Path) -> None
     reference = samples[1].tensors["2"]
     (recording.path / "values" / reference.file).write_bytes(b"torn")
     assert {count: chosen.tolist() for count, chosen in sampled_routing(recording).items()} == {4: [1, 0, 0, 0]}
+
+
+def test_a_call_without_experts_leaves_the_routing_of_the_others(tmp_path: Path) -> None:
+    values = Values()
+    calls, samples = zip(*(routed(i, [3, 3, 1, -1], values) for i in range(2)), strict=True)
+    weight = calls[0].args[0].model_copy(update={"value": TensorSpec((), "bfloat16")})
+    calls = (calls[0].model_copy(update={"args": [weight, *calls[0].args[1:]]}), calls[1])
+    recording = recording_of(tmp_path / "r", list(calls), MIXED, samples=samples, values=values)
+    assert {count: chosen.tolist() for count, chosen in sampled_routing(recording).items()} == {4: [0, 2, 0, 4]}
