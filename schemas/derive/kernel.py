@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from pydantic import ValidationError
 
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
-from kcap.schemas.flashinfer.definition import DTYPES, IN_PLACE, AxisConst, AxisVar, Definition, DefinitionTensor, DType
+from kcap.schemas.flashinfer.definition import IN_PLACE, AxisConst, AxisVar, Definition, DefinitionTensor, DType
 from kcap.schemas.flashinfer.descriptions import describe_axis, describe_tensor
 from kcap.schemas.recording.records import Call
 
@@ -88,30 +89,37 @@ class KernelInstance:
         return self.name, tuple(self.axes.items()), tuple(args), self.reference, self.constraints
 
     def check(self) -> None:
-        """Unrecognized if the inputs disagree about an axis, or a Definition has no such dtype."""
+        """Unrecognized if the inputs disagree about an axis, or no Definition can hold it."""
         self.sizes()
-        for arg in (*self.inputs.values(), *self.outputs.values()):
-            if arg.dtype not in DTYPES:
-                raise Unrecognized(f"a Definition has no dtype {arg.dtype}")
+        self.definition()
+        if isinstance(self.engine_form, KernelInstance):
+            self.engine_form.definition()
 
-    def definition(self, tags: list[str] | None = None) -> Definition:
-        """The FlashInfer-Bench Definition, with `tags` beside the family's own."""
+    def definition(self) -> Definition:
+        """The FlashInfer-Bench Definition; Unrecognized if none can hold this kernel: its name is too long, say."""
         shapes = {name: arg.shape for name, arg in (*self.inputs.items(), *self.outputs.items())}
-        axes: dict[str, AxisConst | AxisVar] = {}
-        for name, size in self.axes.items():
-            text = describe_axis(name, shapes)
-            axes[name] = AxisVar(description=text) if size is None else AxisConst(value=size, description=text)
-        return Definition(
-            name=self.name,
-            op_type=self.op_type,
-            axes=axes,
-            inputs={name: _definition_tensor(name, arg, False) for name, arg in self.inputs.items()},
-            outputs={name: _definition_tensor(name, arg, True) for name, arg in self.outputs.items()},
-            reference=self.reference,
-            description=self.description or f"{self.op_type}, as it was recorded.",
-            tags=sorted({*self.tags, *(tags or []), *(f"{IN_PLACE}{name}={out}" for name, out in self.in_place)}),
-            constraints=list(self.constraints),
-        )
+        texts = {name: describe_axis(name, shapes) for name in self.axes}
+        try:
+            return Definition(
+                name=self.name,
+                op_type=self.op_type,
+                axes={
+                    name: AxisVar(description=texts[name])
+                    if size is None
+                    else AxisConst(value=size, description=texts[name])
+                    for name, size in self.axes.items()
+                },
+                inputs={name: _definition_tensor(name, arg, False) for name, arg in self.inputs.items()},
+                outputs={name: _definition_tensor(name, arg, True) for name, arg in self.outputs.items()},
+                reference=self.reference,
+                description=self.description or f"{self.op_type}, as it was recorded.",
+                tags=sorted({*self.tags, *(f"{IN_PLACE}{name}={out}" for name, out in self.in_place)}),
+                constraints=list(self.constraints),
+            )
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "its parts"
+            raise Unrecognized(f"no Definition can hold it: {place}: {first['msg']}") from None
 
     def sizes(self, values: dict[str, Any] | None = None) -> dict[str, int]:
         """Every axis that the inputs decide, from `values` where given; Unrecognized if two of them disagree.

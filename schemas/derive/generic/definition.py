@@ -175,7 +175,7 @@ class GenericKernel:
             o.name: replace(self.instance.outputs[o.name], value=self._output(call, o)) for o, _ in self.group.outputs
         }
         kernel = replace(self.instance, inputs={n: replace(arg, value=v) for (n, arg), v in pairs}, outputs=outputs)
-        kernel.check()
+        kernel.sizes()
         return kernel
 
     def _output(self, call: Invocation, output: Output) -> Any:

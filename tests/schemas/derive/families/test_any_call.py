@@ -83,3 +83,21 @@ def test_rows_of_no_columns(shape: tuple[int, ...]):
     args = [Argument(name=n, value=v) for n, v in (("result", q), ("input", x), ("scale", scale))]
     call = Call(id=0, operator="_C::dynamic_scaled_fp8_quant", args=args, counts=COUNTS)
     assert derive_calls([call], Metadata()).refused[0]
+
+
+TOPK: dict[str, Value] = {"self": TensorSpec((4, 64), "bfloat16"), "k": 1e300, "dim": -1, "sorted": False}
+TABLES = {name: TensorSpec(shape, "int32") for name, shape in (("SliceSizes", (4,)), ("BlockOffs", (3, 5)))}
+SCHEDULES: dict[str, Value] = {**TABLES, "BlockSchedule": TensorSpec((2, 9), "int32"), "n_slices": 4, "SIZES": 2}
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments"),
+    [
+        ("aten::topk", TOPK),  # a name of 300 digits
+        ("triton::_ragged_tensor_metadata_memset", {**SCHEDULES, "first_block_size_log2": 1 << 62}),
+    ],
+)
+def test_a_number_that_no_definition_holds(operator: str, arguments: dict[str, Value]):
+    args = [Argument(name=name, value=value) for name, value in arguments.items()]
+    derived = derive_calls([Call(id=0, operator=operator, args=args, counts=COUNTS)], Metadata())
+    assert len(derived.kernels) + len(derived.refused) == 1
