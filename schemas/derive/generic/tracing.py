@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -187,7 +188,7 @@ class FakeRun:
 
     def _run(self, mode: AbstractContextManager[Any], device: str, watch: Watch, drift: float) -> Any:
         assert self.target.call is not None
-        with torch.no_grad(), mode:
+        with torch.no_grad(), mode, _without_tracebacks():
             try:
                 arguments = make_arguments(self.pattern, self.member, _number(drift), device)
                 args, kwargs = arguments_taken(self.pattern, self.target, arguments.values)
@@ -197,6 +198,17 @@ class FakeRun:
                 raise
             except Exception as error:  # whatever its shape function raises
                 raise Unrecognized(_reason(self.target, error)) from None
+
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """torch's fake tensors log the traceback of each error that they raise, which here is a reason."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = disabled
 
 
 def _number(drift: float) -> Callable[[Number, Any], Any]:

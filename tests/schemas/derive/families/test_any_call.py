@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import Any
 
@@ -101,3 +102,14 @@ def test_a_number_that_no_definition_holds(operator: str, arguments: dict[str, V
     args = [Argument(name=name, value=value) for name, value in arguments.items()]
     derived = derive_calls([Call(id=0, operator=operator, args=args, counts=COUNTS)], Metadata())
     assert len(derived.kernels) + len(derived.refused) == 1
+
+
+def test_torch_logs_no_traceback_of_shapes_that_it_refuses(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "handlers", [caplog.handler])
+    a, b = (TensorSpec((2, size), "float32", device="cuda", storage=size) for size in (3, 5))
+    args = [Argument(name="self", value=a), Argument(name="other", value=b)]
+    derived = derive_calls([Call(id=0, operator="aten::add.Tensor", args=args, counts=COUNTS)], Metadata())
+    assert "torch cannot tell its outputs' sizes" in derived.refused[0]
+    assert not caplog.records
