@@ -258,7 +258,7 @@ def _sample_text(sample: Sample, call: Call) -> SampleText:
     holds = [f"{_argument_name(call, path)} = {short(value)}" for path, value in sample.scalars.items()]
     holds += [f"{_argument_name(call, path)} at offset {offset:,}" for path, offset in sample.offsets.items()]
     for path, tensor in sample.tensors.items():
-        known = "no values" if tensor.low is None else f"{tensor.low:,} to {tensor.high:,}"
+        known = "no values" if tensor.low is None or tensor.high is None else f"{tensor.low:,} to {tensor.high:,}"
         holds.append(f"{_argument_name(call, path)}: {known}{'' if tensor.file else ' (range only)'}")
     return SampleText(sample.phase, sample.rank, sample.step, holds)
 

@@ -14,7 +14,17 @@ import pytest
 from reported import Texts, unpack, write_applied, write_fidelity, write_judged, write_reported
 
 from kcap.report.agents import MOST_TEXT
-from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, load, write_recording
+from kcap.report.calls import _sample_text as sample_text
+from kcap.schemas.recording.recording import (
+    Argument,
+    Call,
+    Count,
+    Metadata,
+    Sample,
+    SampledTensor,
+    load,
+    write_recording,
+)
 from kcap.schemas.recording.signature import call_key
 from kcap.schemas.recording.turns import Turn, TurnMessage, write_turns
 from kcap.schemas.recording.values import TensorSpec
@@ -358,3 +368,9 @@ def test_long_texts_of_turns_are_cut(kcap: Kcap, recorded: Path, tmp_path: Path)
     assert kcap("report", recorded, "-o", tmp_path / "r.html").code == 0
     details = unpack(tmp_path / "r.html", "details")["agents"]["turns"]["0"]
     assert details["messages"][0]["texts"] == [["content", "x" * MOST_TEXT + "\n… 5 more characters"]]
+
+
+def test_half_of_a_samples_range_is_not_shown() -> None:
+    call = Call(id=0, operator="aten::embedding", args=[Argument(name="indices", value=TensorSpec((4,), "int64"))])
+    sample = Sample(call=0, phase="decode", tensors={"0": SampledTensor(low=3)})
+    assert sample_text(sample, call).holds == ["indices: no values (range only)"]
