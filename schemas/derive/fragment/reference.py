@@ -30,6 +30,7 @@ TAKEN = frozenset({"torch", "run", "max", "min", "float"})
 RANDOM = re.compile(r"rand|bernoulli|dropout|multinomial|normal_|seed", re.ASCII)
 MEAN, SUM, DIVIDE = "aten.mean.dim", "aten.sum.dim_IntList", "aten.div.Tensor"
 SUM_BUFFER = re.compile(r"buf\d+", re.ASCII)
+MISREAD = "its fragment is not as kcap reads it"
 Parameters = Mapping[str, tuple[str, Layout | None]]
 
 
@@ -187,7 +188,8 @@ def reference_of(call: Call, recording: Recording) -> FragmentReference | Unknow
 
 
 def reference_from(call: Call, text: str) -> FragmentReference | Unknown:
-    """The reference for `call` that the fragment `text` describes."""
+    """The reference for `call` that the fragment `text` describes. One of a torch that writes it in another way costs
+    its own Definition alone, whatever reading it raises."""
     try:
         nodes = _with_read_sums(Nodes(read_fragment(text)))
         nodes, binding = _with_read_joints(nodes, bind_buffers(call, nodes))
@@ -197,6 +199,8 @@ def reference_from(call: Call, text: str) -> FragmentReference | Unknown:
         return _reference(_with_sums(nodes, binding, outputs), binding, outputs)
     except FragmentError as error:
         return Unknown(str(error))
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        return Unknown(f"{MISREAD}: {type(error).__name__}: {error}")
 
 
 def _reference(nodes: Nodes, binding: Binding, outputs: Outputs) -> FragmentReference:

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.schemas.derive.fragment.reference import FragmentReference, Unknown, reference_from
+from kcap.schemas.derive.fragment.binding import Nodes
+from kcap.schemas.derive.fragment.reference import MISREAD, FragmentReference, Unknown, reference_from
 from kcap.schemas.derive.fragment.text import Fragment, Layout, read_fragment
 from kcap.schemas.derive.fragment.values import FragmentError, Parser, Ref, Size, Word, size_of
 from kcap.schemas.recording.recording import Call
@@ -120,10 +121,7 @@ def test_a_changed_fragment_gives_plain_operators_or_a_reason(kernel: dict[str, 
         end = data.draw(st.integers(start, min(len(text), start + 20)))
         text = text[:start] + data.draw(ODD) + text[end:]
     found = reference_from(Call.model_validate(kernel["call"]), text)
-    if isinstance(found, Unknown):
-        assert found.reason
-    else:
-        check_plain(found)
+    check_understood(found)
 
 
 @given(st.sampled_from(KERNELS), st.data())
@@ -138,10 +136,7 @@ def test_a_fragment_of_other_tensors_gives_plain_operators_or_a_reason(
     changed = {other.name: replace(other.value, **data.draw(change)) for other in others}
     args = [arg.model_copy(update={"value": changed.get(arg.name, arg.value)}) for arg in call.args]
     found = reference_from(call.model_copy(update={"args": args}), kernel["fragment"])
-    if isinstance(found, Unknown):
-        assert found.reason
-    else:
-        check_plain(found)
+    check_understood(found)
 
 
 def test_a_target_that_names_no_operator_is_a_reason() -> None:
@@ -150,9 +145,12 @@ def test_a_target_that_names_no_operator_is_a_reason() -> None:
     assert isinstance(reference_from(Call.model_validate(kernel["call"]), text), Unknown)
 
 
-def check_plain(reference: FragmentReference) -> None:
-    """Nothing but torch's operators on what `run` is given."""
-    tree = ast.parse(reference.source)
+def check_understood(found: FragmentReference | Unknown) -> None:
+    """A reason of kcap's own, or a reference that has nothing but torch's operators on what `run` is given."""
+    if isinstance(found, Unknown):
+        assert found.reason and MISREAD not in found.reason
+        return
+    tree = ast.parse(found.source)
     assert {type(node).__name__ for node in ast.walk(tree)} <= set(ALLOWED)
     assert [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names] == ["torch"]
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
@@ -171,3 +169,9 @@ def test_a_long_chain_of_operators_is_read_and_written() -> None:
     call = Call.model_validate({"id": 0, "operator": "cpp::neg.s0", "args": args})
     found = reference_from(call, "\n".join([*lines, "return %x3000"]))
     assert isinstance(found, FragmentReference) and found.source.count("neg.default") == 3000
+
+
+def test_what_reading_a_fragment_raises_costs_its_definition_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Nodes, "stored_node", lambda *_: [].index("cat"))
+    found = reference_from(Call.model_validate(KERNELS[0]["call"]), KERNELS[0]["fragment"])
+    assert isinstance(found, Unknown) and found.reason == f"{MISREAD}: ValueError: 'cat' is not in list"
