@@ -33,9 +33,9 @@ from kcap.capture.controller.progress import (
 )
 from kcap.capture.engines import adapters, of_framework, serving_framework
 from kcap.capture.fold.metadata import NEVER_OPENED
-from kcap.capture.fold.recording import fold_session
+from kcap.capture.fold.recording import fold_session, load_derivation
 from kcap.capture.session import SESSION_VARIABLE, Session
-from kcap.capture.shards.counts import close_shards
+from kcap.capture.shards.counts import close_shards, steps_so_far
 from kcap.capture.shards.lines import TapLine
 from kcap.capture.shards.reader import read_shards
 from kcap.capture.taps.kernels.fragments import CACHE_TAG
@@ -133,7 +133,9 @@ def run_to_end(command: list[str], session: Session, at: RunControl, log: Path |
 
 def end_children(children: list[Child], at: RunControl) -> None:
     """Close the windows, then end all children at once, or what is left of their process groups."""
-    with ThreadPoolExecutor(1 + len(children)) as threads:
+    with ThreadPoolExecutor(2 + len(children)) as threads:
+        if steps_so_far(Path(at.session.directory))[1]:
+            threads.submit(load_derivation)
         closing = threads.submit(close_windows, at.session)  # waits for processes that may be stuck
         began = time.monotonic()
         while not closing.done() and not (at.in_a_hurry() and time.monotonic() - began > CLOSE_IN_A_HURRY):

@@ -107,6 +107,15 @@ def derive_files(recording: Recording) -> None:
         calling_record.write(recording.path / "calling_record.json", record)
 
 
+def load_derivation() -> None:
+    """Import what `derive_files` needs, which takes seconds: for a thread beside what has to be waited for anyway."""
+    from kcap.schemas.derive.families import family_of
+    from kcap.schemas.derive.generic.tracing import fake_mode
+
+    family_of("")
+    fake_mode()
+
+
 def discard_shards(session: Session) -> None:
     """Remove a session's shards, once its Recording stands."""
     shutil.rmtree(session.directory, ignore_errors=True)

@@ -137,3 +137,21 @@ print(*sorted(tops - set(sys.stdlib_module_names) - {"kcap", "orjson", "torch"})
 def test_an_open_window_pulls_in_nothing_heavy(recorder: str, python: Python, tmp_path: Path) -> None:
     ran = python(OPENED, tmp_path / "shards", recorder)
     assert (ran.returncode, ran.stdout.split()) == (0, []), ran.stderr
+
+
+DERIVES = """
+import sys
+import kcap
+from kcap.capture.fold.recording import derive_files, load_derivation
+
+load_derivation()
+before = set(sys.modules)
+derive_files(kcap.load(sys.argv[1]))
+print([name for name in set(sys.modules) - before if name.startswith(("torch.", "sympy."))])
+"""
+
+
+def test_nothing_of_torch_is_left_to_import_when_files_are_derived(python: Python, recording: Path) -> None:
+    ran = python(DERIVES, recording)
+    assert ran.stdout == "[]\n", ran.stderr
+    assert (recording / "calling_record.json").exists()

@@ -180,7 +180,7 @@ class FakeRun:
         if self.device == "meta":
             return self._run(nullcontext(), "meta", watch, drift)
         try:
-            return self._run(_fake_mode(), "", watch, drift)
+            return self._run(fake_mode(), "", watch, drift)
         except Unrecognized as error:
             if self.target.tags & UNKNOWN or isinstance(error, Untraceable):
                 raise
@@ -223,7 +223,8 @@ def _reason(target: Operator, error: Exception) -> str:
 
 
 @cache
-def _fake_mode() -> FakeTensorMode:
+def fake_mode() -> FakeTensorMode:
+    """The first takes torch seconds, to import its compiler."""
     return FakeTensorMode(allow_fallback_kernels=False)
 
 
