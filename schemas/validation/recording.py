@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -18,6 +19,7 @@ from kcap.schemas.results import coverage
 from kcap.schemas.validation.report import Report
 
 T = TypeVar("T")
+Numbered = TypeVar("Numbered", Call, Program)
 CALLS, PROGRAMS = TypeAdapter(Call), TypeAdapter(Program)
 STEPS, REQUESTS, SAMPLES = TypeAdapter(Step), TypeAdapter(Request), TypeAdapter(Sample)
 
@@ -33,18 +35,18 @@ def check_recording(report: Report, root: Path) -> None:
     _numbered(report, calls)
     _numbered(report, programs)
     for place, program in programs:
-        report.error(place, *_unknown("calls", "a Call", program.calls, len(calls)))
-        report.error(place, *_unknown("graphs", "a Program", [graph for _, graph in program.graphs], len(programs)))
-    requests = len(_table(report, root, "requests", REQUESTS)) if (root / "requests.jsonl").exists() else 0
+        report.error(place, *calls.unknown("calls", "a Call", program.calls))
+        report.error(place, *programs.unknown("graphs", "a Program", [graph for _, graph in program.graphs]))
+    requests = _table(report, root, "requests", REQUESTS) if (root / "requests.jsonl").exists() else Table[Request]([])
     for place, step in _table(report, root, "steps", STEPS):
-        report.error(place, *_unknown("program", "a Program", [step.program], len(programs)))
-        report.error(place, *_unknown("requests", "a Request", step.requests, requests))
-    turns = _table(report, root, "turns", TypeAdapter(Turn)) if (root / TURNS_FILE).exists() else []
+        report.error(place, *programs.unknown("program", "a Program", [step.program]))
+        report.error(place, *requests.unknown("requests", "a Request", step.requests))
+    turns = _table(report, root, "turns", TypeAdapter(Turn)) if (root / TURNS_FILE).exists() else Table[Turn]([])
     for place, turn in turns:
-        report.error(place, *_unknown("requests", "a Request", turn.requests, requests))
-        report.error(place, *_unknown("parent", "a Turn", [turn.parent], len(turns)))
+        report.error(place, *requests.unknown("requests", "a Request", turn.requests))
+        report.error(place, *turns.unknown("parent", "a Turn", [turn.parent]))
     for place, sample in _table(report, root, "samples", SAMPLES):
-        report.error(place, *_unknown("call", "a Call", [sample.call], len(calls)))
+        report.error(place, *calls.unknown("call", "a Call", [sample.call]))
         report.error(place, *_values(recording, sample))
     if not (root / "values").is_dir():
         report.warn(root / "values", "missing: replay draws the integers whose values were sampled")
@@ -53,19 +55,34 @@ def check_recording(report: Report, root: Path) -> None:
     _derived(report, root)
 
 
-def _table(report: Report, root: Path, name: str, adapter: TypeAdapter[T]) -> list[tuple[str, T]]:
-    return list(report.lines(root / f"{name}.jsonl", adapter))
+@dataclass(frozen=True)
+class Table(Generic[T]):
+    """`lines`: of each its place and its record, none of a line that is wrong; None where the file cannot be read."""
+
+    lines: list[tuple[str, list[T]]] | None
+
+    def __iter__(self) -> Iterator[tuple[str, T]]:
+        return ((place, record) for place, found in self.lines or () for record in found)
+
+    def unknown(self, key: str, noun: str, numbers: Iterable[int | None]) -> list[str]:
+        """What is named by a number that no line has, a wrong one neither."""
+        if self.lines is None:
+            return []
+        missing = dict.fromkeys(n for n in numbers if n is not None and not 0 <= n < len(self.lines))
+        return [f"{key}: {noun} {number} that is not there" for number in missing]
 
 
-def _numbered(report: Report, records: Iterable[tuple[str, Call | Program]]) -> None:
-    for number, (place, record) in enumerate(records):
-        if record.id != number:
-            report.error(place, f"id: {record.id}, but it is the number of the line, from 0: {number}")
+def _table(report: Report, root: Path, name: str, adapter: TypeAdapter[T]) -> Table[T]:
+    path = root / f"{name}.jsonl"
+    lines = list(report.every_line(path, adapter))
+    return Table(lines if path.is_file() else None)
 
 
-def _unknown(key: str, noun: str, numbers: Iterable[int | None], count: int) -> list[str]:
-    missing = dict.fromkeys(n for n in numbers if n is not None and not 0 <= n < count)
-    return [f"{key}: {noun} {number} that is not there" for number in missing]
+def _numbered(report: Report, table: Table[Numbered]) -> None:
+    for number, (place, found) in enumerate(table.lines or ()):
+        for record in found:
+            if record.id != number:
+                report.error(place, f"id: {record.id}, but it is the number of the line, from 0: {number}")
 
 
 def _values(recording: Recording, sample: Sample) -> list[str]:

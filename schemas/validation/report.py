@@ -71,11 +71,15 @@ class Report:
 
     def lines(self, path: Path, adapter: TypeAdapter[T]) -> Iterator[tuple[str, T]]:
         """The documents in `path`, one a line, each with its place; lines that are wrong are left out."""
+        yield from ((place, document) for place, found in self.every_line(path, adapter) for document in found)
+
+    def every_line(self, path: Path, adapter: TypeAdapter[T]) -> Iterator[tuple[str, list[T]]]:
+        """Of each line of `path` its place and its document; none of a line that is wrong."""
         try:
             for number, line in numbered_lines(path):
                 documents, errors = examine(line, adapter, str(path), number)
                 self.add(*errors)
-                yield from ((f"{path}:{number}", document) for document in documents)
+                yield f"{path}:{number}", documents
         except OSError as error:
             self.error(path, f"cannot be read: {error.strerror}")
 

@@ -227,6 +227,24 @@ def test_a_damaged_table_of_a_recording_leaves_the_others_checked(recording: Pat
     assert problems[1].endswith("call: a Call 55 that is not there")
 
 
+@pytest.mark.parametrize("missing", [False, True], ids=["one line", "all"])
+@pytest.mark.parametrize("table", ["calls", "programs"])
+def test_what_is_damaged_is_told_once_and_not_by_all_that_name_it(recording: Path, table: str, missing: bool) -> None:
+    with (recording / "programs.jsonl").open("a") as file:
+        file.writelines(f'{{"id": {number}, "calls": [0, 1, 2]}}\n' for number in range(3))
+    with (recording / "steps.jsonl").open("a") as file:
+        file.writelines(f'{{"index": {number}, "phase": "decode", "program": {number}}}\n' for number in range(3))
+    (recording / "values").mkdir(exist_ok=True)
+    assert told("recording", recording) == []
+    path = recording / f"{table}.jsonl"
+    if missing:
+        path.unlink()
+    else:
+        first, *others = path.read_text().splitlines(keepends=True)
+        path.write_text(f"{first[:9]}\n{''.join(others)}")
+    assert len(told("recording", recording)) == 1
+
+
 def test_what_was_made_of_a_recording_is_checked_too(recording: Path) -> None:
     (recording / "calling_record.json").write_text("{}")
     (recording / "coverage.jsonl").write_text("{}\n")
