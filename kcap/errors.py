@@ -1,4 +1,4 @@
-"""The one exception that kcap shows to its user, and the exit codes of its commands."""
+"""The one exception that kcap shows to its user, the exit codes of its commands, and what others' errors say."""
 
 from __future__ import annotations
 
@@ -33,3 +33,8 @@ class FormatError(KcapError):
         super().__init__(f"{place}: {reason}")
         self.place = place
         self.reason = reason
+
+
+def first_line(error: BaseException, length: int = 200) -> str:
+    """Of what `error` says the first line, at most `length` characters of it; its kind, where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:length]

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from kcap.errors import first_line
 from kcap.replay.calls.runner import Runner, TimingOptions
 from kcap.replay.group.collectives import resolve_collective
 from kcap.replay.group.peers import Peers
@@ -90,7 +91,7 @@ def open_environment(session: ReplaySession) -> Environment:
             chosen = device.device_of_rank(chosen, session["group"]["rank"], session["group"]["size"])
         return device.machine_fields(chosen, session["threads"])
     except (ValueError, RuntimeError) as error:
-        return {"error": str(error).splitlines()[0]}
+        return {"error": first_line(error)}
 
 
 def sample_of_request(request: dict[str, Any]) -> Sample | None:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 import kcap as package
 from kcap.cli import COMMANDS, group
+from kcap.errors import first_line
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "pydantic", "rich", "numpy", "orjson", "vllm")
@@ -146,3 +147,16 @@ def test_more_threads_than_a_machine_has_are_refused() -> None:
 def test_scripts_parse_and_may_be_run(script: str) -> None:
     subprocess.run(["bash", "-n", ROOT / script], check=True)
     assert (ROOT / script).stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (RuntimeError("one\ntwo"), "one"),
+        (NotImplementedError(), "NotImplementedError"),
+        (ValueError("\n  after\n"), "after"),
+        (ValueError("long" * 9), "longlo"),
+    ],
+)
+def test_an_error_that_says_nothing_is_told_by_its_kind(error: Exception, line: str) -> None:
+    assert first_line(error, len(line)) == line

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from kcap.errors import first_line
 from kcap.replay.rebuild.operators import TORCH_NAMESPACES, resolve_operator
 from kcap.schemas.derive.families import NEVER_TAKEN, why_not_taken
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, argument_names, invocation_of
@@ -103,7 +104,7 @@ def _run_without_data(call: Call, invocation: Invocation) -> Any:
     try:
         return resolve_operator(call.operator).call(*positional, **named)
     except (RuntimeError, NotImplementedError, TypeError) as error:
-        raise NoView(f"what it returns depends on values ({str(error).splitlines()[0]})") from None
+        raise NoView(f"what it returns depends on values ({first_line(error)})") from None
 
 
 def _on_meta(value: Any) -> Any:

@@ -25,7 +25,7 @@ from kcap.bench.judge.messages import JudgeRequest, JudgeSession
 from kcap.bench.judge.process import GPU_SETTINGS, ForkServer, ForkServerGone, Limits
 from kcap.bench.judge.verdict import Floors
 from kcap.bench.sandbox import guard, libc
-from kcap.errors import KcapError
+from kcap.errors import KcapError, first_line
 from kcap.replay.datasets.invocations import prepare_draws
 from kcap.replay.rebuild import memory
 from kcap.schemas.flashinfer import definition as definitions_file
@@ -51,7 +51,7 @@ def main() -> None:
     try:
         judge = open_judge(session)
     except (KcapError, Unavailable, RuntimeError, ValueError, OSError) as error:
-        send(answers, {"error": str(error).splitlines()[0]})
+        send(answers, {"error": first_line(error)})
         return
     try:
         _serve(judge, answers)

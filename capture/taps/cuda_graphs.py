@@ -19,6 +19,7 @@ from kcap.capture.hooks.identity import ByIdentity
 from kcap.capture.hooks.patching import Methods
 from kcap.capture.recorder.recorder import Recorder
 from kcap.capture.taps.external import contained
+from kcap.errors import first_line
 
 HANDED_OUT = ("raw_cuda_graph", "raw_cuda_graph_exec")
 
@@ -216,7 +217,7 @@ class CudaGraphs:
         try:
             self._host.recorder.graph_memory(memory_of_graphs())
         except RuntimeError as error:  # an allocator that does not report its memory
-            self._unsampled = str(error).splitlines()[0]
+            self._unsampled = first_line(error)
             self._host.recorder.graph_memory(None)
 
     def health(self) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from kcap.errors import first_line
 from kcap.replay.group.clock import time_collective
 from kcap.replay.group.peers import Peers
 from kcap.replay.jobs import SEED, ReplaySession
@@ -281,8 +282,7 @@ def slow_notes(timing: Timing, state: Clocks | None) -> list[str]:
 
 def error_fields(error: Exception, target: Target) -> dict[str, Any]:
     """Skipped where this device or torch cannot run the Call at all; failed where it should have run."""
-    text = str(error).strip()
-    line = text.splitlines()[0][:200] if text else type(error).__name__
+    text, line = str(error), first_line(error)
     if isinstance(error, Skip):
         return {"status": "skipped", "reason": line}
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(phrase in text for phrase in NO_MEMORY):

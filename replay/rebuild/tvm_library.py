@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kcap.errors import first_line
 from kcap.replay.rebuild.operators import Alias, Parameter, Parameters
 from kcap.schemas.derive.bound_call import ReplayRule, Skip
 from kcap.schemas.derive.families import NEVER_TAKEN, recognize
@@ -34,7 +35,7 @@ def load_function(path: Path, name: str, of_vm: bool) -> Callable[..., Any]:
             function: Callable[..., Any] = module.get_function(name, True)
             return function
     except Exception as error:  # one for another device, say
-        raise Skip(f"its library does not give '{name}': {str(error).splitlines()[0][:100]}") from None
+        raise Skip(f"its library does not give '{name}': {first_line(error, 100)}") from None
     raise Skip(f"its library has no function called '{name}'")
 
 
@@ -50,7 +51,7 @@ def _module(path: Path, of_vm: bool) -> Any:
         package = "apache-tvm" if of_vm else "apache-tvm-ffi"
         raise Skip(f"needs {package}: pip install {package}") from None
     except Exception as error:
-        raise Skip(f"its library does not load: {str(error).splitlines()[0][:100]}") from None
+        raise Skip(f"its library does not load: {first_line(error, 100)}") from None
 
 
 def parameters_of(call: Call, rule: ReplayRule) -> Parameters:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile
 
+from kcap.errors import first_line
 from kcap.replay.timing.blocking import SleepBlocker
 from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT, WAITS_FOR_GPU
 from kcap.schemas.results.measurement import KernelDuration, Method
@@ -47,7 +48,7 @@ def detect_sync(run: Run) -> str | None:
     try:
         run()
     except RuntimeError as error:
-        return str(error).splitlines()[0][:REASON_LENGTH]
+        return first_line(error, REASON_LENGTH)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return None
@@ -69,7 +70,7 @@ def capture_graph(run: Run, n: int, captured: Run = do_nothing) -> Run:
         finally:
             graph.capture_end()
     except RuntimeError as error:
-        raise CaptureFailed(str(error).splitlines()[0][:REASON_LENGTH]) from None
+        raise CaptureFailed(first_line(error, REASON_LENGTH)) from None
     finally:
         gc.enable()
     captured()
@@ -150,7 +151,7 @@ def profile_kernels(work: GpuWork) -> tuple[list[KernelDuration], list[str]]:
     try:
         kernels = work.durations()
     except (RuntimeError, AttributeError, AssertionError) as error:
-        return [], [f"no kernel durations: {str(error).splitlines()[0][:120] if str(error) else type(error).__name__}"]
+        return [], [f"no kernel durations: {first_line(error, REASON_LENGTH)}"]
     return kernels, [] if kernels else ["no kernel durations: the profiler saw no kernel (is another one running?)"]
 
 

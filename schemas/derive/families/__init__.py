@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from kcap.errors import FormatError
+from kcap.errors import FormatError, first_line
 from kcap.schemas.derive.bound_call import ReplayRule, Skip, rebuilt_argument, replay_rule, replay_rule_for
 from kcap.schemas.derive.cost import cost_function, cost_function_for
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
@@ -91,8 +91,7 @@ def why_not_taken(error: Exception) -> str:
     """The reason that one of NEVER_TAKEN gives; where it is Python's or torch's own, its kind, too."""
     if isinstance(error, Unrecognized | Skip | FormatError):
         return str(error)
-    message = next(iter(str(error).splitlines()), "")[:160]
-    return f"its arguments are not what its family reads: {type(error).__name__}{f': {message}' * bool(message)}"
+    return f"its arguments are not what its family reads: {type(error).__name__}: {first_line(error, 160)}"
 
 
 def family_of(operator: str) -> tuple[str, Recognizer | None]:

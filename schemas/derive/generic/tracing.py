@@ -14,6 +14,7 @@ from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kcap.errors import first_line
 from kcap.schemas.derive.generic.pattern import Baked, Member, Number, Operator, Path, Pattern, Tensor
 from kcap.schemas.derive.invocation import Unrecognized, torch_dtype
 from kcap.schemas.recording.values import TorchConstant
@@ -218,8 +219,7 @@ def _number(drift: float) -> Callable[[Number, Any], Any]:
 def _reason(target: Operator, error: Exception) -> str:
     if target.tags & UNKNOWN:
         return "its outputs' sizes depend on its inputs' values"
-    message = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-    return f"torch cannot tell its outputs' sizes: {message}"
+    return f"torch cannot tell its outputs' sizes: {first_line(error, 160)}"
 
 
 @cache
