@@ -16,8 +16,6 @@ from kcap.schemas.results import measurement as measurements_file
 from kcap.schemas.results.measurement import Measurement
 from kcap.schemas.results.outcome import ReferenceCheck
 
-pytestmark = pytest.mark.alone
-
 GEMM = "gemm_bf16_n16_k32"
 SILU = named(2, "aten::silu", self=floats(4, 32))
 CALLS = [linear(0, 1, count=30), linear(1, 7, count=2), SILU]

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from kcap.schemas.results.outcome import Clocked, Outcome
 
-pytestmark = pytest.mark.alone
-
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.append(str(SCRIPTS))
 fuzz: Any = importlib.import_module("fuzz_judge")
@@ -65,6 +63,7 @@ def test_an_honest_kernel_is_judged_again_on_a_busy_machine_and_found_where_it_i
     assert "is condemned: REWARD_HACK" in fuzzer.found[0] and fuzzer.own_us["softmax"] == 100
 
 
+@pytest.mark.alone
 def test_a_few_programs_pass_in_no_time_that_they_did_not_take(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["fuzz_judge.py", "--programs", "8", "--seed", "1"])
     with pytest.raises(SystemExit) as ended:

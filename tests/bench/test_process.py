@@ -17,8 +17,6 @@ from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.process import Process, ProcessEnded, Stirred, TooSlow
 from kcap.bench.sandbox import keeper
 
-pytestmark = pytest.mark.alone
-
 STOPPED = keeper.RAN.pack(keeper.STOPPED, 70_000_000)
 FINE = protocol.REPORT.pack(protocol.FINE, 0, 0, 0)
 

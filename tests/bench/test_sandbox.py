@@ -14,8 +14,6 @@ from sandboxes import Judge, Report, SandboxError
 
 from kcap.bench.sandbox import namespaces, probe
 
-pytestmark = pytest.mark.alone
-
 MIB = 1 << 20
 HERE = {piece for piece, state in probe().items() if state == "holds"}
 NAMED = "['cuda-EvtHandlr', 'cuda-EvtHandlr']"

@@ -12,8 +12,6 @@ import pytest
 from sandboxes import NAMESPACES, Judge, Report
 from test_sandbox import HERE, NAMED, NAMED_IN_CHILDREN, held, needs
 
-pytestmark = pytest.mark.alone
-
 PLAIN = 65000
 EVERYTHING = (*NAMESPACES, "own user", "no capabilities", "landlock", "seccomp")
 LACKING = {

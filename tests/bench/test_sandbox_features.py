@@ -32,8 +32,6 @@ from kcap.bench.sandbox.sandboxed_process import ExitStatus
 from kcap.bench.sandbox.spec import Features
 from kcap.errors import KcapError
 
-pytestmark = pytest.mark.alone
-
 OWN = 4242
 MACHINES = ["x86_64", "aarch64"]
 ALLOW, FAIL = 0x7FFF0000, 0x00050000

@@ -29,8 +29,6 @@ from kcap.schemas.recording.values import TensorSpec
 from kcap.schemas.results.measurement import Measurement, Roofline, write_measurements
 from kcap.schemas.results.task import TASK_ADAPTER
 
-pytestmark = pytest.mark.alone
-
 EPS = ScalarInput(value=0.5)
 SIZES = {"s1": 2, "s2": 3, "s3": 5, "s4": 8}
 COUNTS = {"s1": 10, "s2": 30, "s3": 2, "s4": 1}
@@ -219,6 +217,7 @@ def test_a_task_of_any_form_is_replaced_by_force_alone(task, dataset, tmp_path, 
     assert not (tmp_path / "task" / "stale").exists()
 
 
+@pytest.mark.alone
 def test_the_example_passes_by_the_judge(kcap, dataset, tmp_path):
     args = ("--definition", "scale", "-o", tmp_path / "task", "--trust", "--device", "cpu")
     done = kcap("task", dataset, *args)
@@ -226,6 +225,7 @@ def test_the_example_passes_by_the_judge(kcap, dataset, tmp_path):
     assert read_task(tmp_path / "task").example == "PASSED"
 
 
+@pytest.mark.alone
 def test_an_example_that_does_not_pass_is_said_and_the_task_stays(kcap, tmp_path):
     broken = SCALE.model_copy(update={"reference": "def run(x, eps):\n    return 1 / 0\n"})
     write_dataset(tmp_path / "dataset", [broken], {"scale": [workload(SCALE, "s1", eps=EPS)]}, {})

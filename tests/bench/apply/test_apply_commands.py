@@ -17,8 +17,6 @@ from kcap.schemas.recording.recording import Recording
 from kcap.schemas.results.applied import Engagement
 from kcap.schemas.results.plan import plan_bytes, read_plan
 
-pytestmark = pytest.mark.alone
-
 Kcap = Callable[..., Any]
 X = torch.randn(4, 8)
 
@@ -61,6 +59,7 @@ def test_what_cannot_be_done_is_said(kcap: Kcap, places: dict[str, Path], words:
     assert not places["new"].exists()
 
 
+@pytest.mark.alone
 def test_times_of_another_machine_are_refused(kcap: Kcap, recording: Recording, tmp_path: Path) -> None:
     """Of the engine's kernels, or of the Solutions."""
     judged, measured = tmp_path / "judged", tmp_path / "measured.jsonl"

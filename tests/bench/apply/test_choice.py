@@ -23,8 +23,6 @@ from kcap.schemas.derive.derive import derive
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.results.plan import Plan, plan_bytes, read_plan
 
-pytestmark = pytest.mark.alone
-
 X = torch.randn(4, 8)
 RELU = "def run(x):\n    return x.clamp(min=0)\n"
 
