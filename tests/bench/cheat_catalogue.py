@@ -11,6 +11,7 @@
 # missed: …             why the judge does not catch it, where it does not yet
 # patient: …            of an honest one: a compiler runs in its first call
 # hasty: …              why the judge that catches it has little patience
+# impatient: …          of a hostile one: why its judge has the least patience
 # needs: …              what this test needs: confinement, idle processors, x86_64
 # binding, entry        of C++ and CUDA
 # workloads: 2          on how many it runs (1)

@@ -91,6 +91,7 @@ class Benches(dict):
     KINDS = {
         "cpu": {},
         "hasty": {"timeout": 5.0, "build_timeout": 10.0},
+        "impatient": {"timeout": 3.0, "build_timeout": 3.0},
         "patient": {"timeout": 240.0, "build_timeout": 300.0},
         "cuda": {"device": "cuda:0"},
         "patient_cuda": {"device": "cuda:0", "timeout": 240.0, "build_timeout": 300.0},

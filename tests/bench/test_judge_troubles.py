@@ -22,8 +22,6 @@ from solution_files import RETURNING, solution
 from kcap.bench.judge.driver import device
 from kcap.errors import KcapError
 
-pytestmark = pytest.mark.alone
-
 HONEST = read(HERE / "honest" / "plain.py")
 LARGE = 1 << 13  # rows: more bytes than the files may have whose size is limited
 TOO_MANY = "this machine lacks what judging takes: [Errno 24] Too many open files"
@@ -139,6 +137,7 @@ def hurried(judge, monkeypatch):
     judge.close()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "end, reason",
     [
@@ -158,6 +157,7 @@ def test_a_reference_that_fails_while_it_is_timed_is_not_the_solutions_fault(hur
     assert (again.status, again.reason) == ("NOT_JUDGED", reason), "nor is it counted as a death of the Solution's"
 
 
+@pytest.mark.alone
 def test_what_is_not_built_in_time_says_which_time(hurried, monkeypatch):
     monkeypatch.setattr(hurried, "limits", replace(hurried.limits, build_timeout=0.5))
     found = outcome(hurried, f"__import__('time').sleep(600)\n{RETURNING}")
@@ -288,6 +288,7 @@ def run(x, eps):
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "end",
     ["os._exit(3)", "os.kill(os.getpid(), 9)", "__import__('time').sleep(600)", "raise RuntimeError('CUDA error')"],
