@@ -277,7 +277,7 @@ class Zoo:
             serving = MEMORY if self.framework == "vLLM" else SERVING[self.framework]
             arguments = (*(serving if self.gpus else ()), *self.given)
         else:
-            own = model.arguments if self.framework == "vLLM" else ()
+            own = model.arguments if self.framework == "vLLM" and self.gpus else ()
             arguments = (*own, *(SERVING[self.framework] if self.gpus else ()), *self.given)
             load = ("--num-prompts", PROMPTS, "--input-len", model.input_len, "--output-len", ANSWER)
             words = ["--framework", self.framework, "--model", model.id, "--load-format", "dummy"]
