@@ -158,7 +158,7 @@ def _add_workloads(
     for sample in samples:
         try:
             workloads.append(make_workload(problem.definition, use, sample, contents.recording))
-        except families.NEVER_TAKEN as error:
+        except families.REFUSALS as error:
             reason = families.why_not_taken(error)
     problem.add(workloads)
     if reason and use.call.kind == "kernel":

@@ -35,6 +35,12 @@ class FormatError(KcapError):
         self.reason = reason
 
 
-def first_line(error: BaseException, length: int = 200) -> str:
+def first_line(error: BaseException, length: int | None = None) -> str:
     """Of what `error` says the first line, at most `length` characters of it; its kind, where it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:length]
+
+
+def kind_and_line(error: BaseException, length: int | None = None) -> str:
+    """The kind of `error`, and what `first_line` has of it."""
+    kind, line = type(error).__name__, first_line(error, length)
+    return kind if line == kind else f"{kind}: {line}"

@@ -16,7 +16,7 @@ import torch
 
 from kcap.errors import first_line
 from kcap.replay.rebuild.operators import TORCH_NAMESPACES, resolve_operator
-from kcap.schemas.derive.families import NEVER_TAKEN, why_not_taken
+from kcap.schemas.derive.families import REFUSALS, why_not_taken
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, argument_names, invocation_of
 from kcap.schemas.derive.kernel import CallUse, KernelInstance, TensorArg, dtype_name
 from kcap.schemas.flashinfer.definition import Definition
@@ -49,7 +49,7 @@ def views_of(definition: Definition, use: CallUse) -> Views:
         raise NoView(f"it stands for {use.call.shapes} signatures, of which one alone is known")
     try:
         return _views(definition, use)
-    except NEVER_TAKEN as error:
+    except REFUSALS as error:
         raise NoView(why_not_taken(error)) from None
 
 

@@ -99,14 +99,14 @@ def _outputs(
 ) -> tuple[list[list[int]] | None, list[str]]:
     from kcap.bench.problems import bound_call
     from kcap.schemas.derive.bound_call import invocation_of_bound
-    from kcap.schemas.derive.families import NEVER_TAKEN
+    from kcap.schemas.derive.families import REFUSALS
 
     outputs = kernel.definition.outputs.values()
     dtypes: list[str] = [tensor.dtype for tensor in outputs]
     try:
         sizes = use.bind(invocation_of_bound(bound_call(use.call, sample, recording), use.call.launch)).sizes()
         return [list(kernel.definition.sizes(tensor.shape or (), sizes)) for tensor in outputs], dtypes
-    except NEVER_TAKEN:  # a value that it needs was not recorded
+    except REFUSALS:  # a value that it needs was not recorded
         return None, dtypes
 
 

@@ -111,31 +111,31 @@ def run_to_end(command: list[str], session: Session, at: RunControl, log: Path |
 
     Ctrl-C stops it, after its shards are closed. `log`: as in Child.
     """
-    with turns_received(session):
-        child = Child(command, recorded_environment(session), log)
-        while child.status is None and not at.ending:
-            at.attend(engine_phase(session))
-            child.follow_stop()
-            time.sleep(POLL)
-        ended = child.status
-        at.progress.log = None  # its last line says nothing of what follows
-        asked = ""
+    with ThreadPoolExecutor(1) as beside:
+        with turns_received(session):
+            child = Child(command, recorded_environment(session), log)
+            while child.status is None and not at.ending:
+                at.attend(engine_phase(session))
+                child.follow_stop()
+                time.sleep(POLL)
+            ended = child.status
+            at.progress.log = None  # its last line says nothing of what follows
+            asked = ""
+            if ended is None:
+                asked = at.ending_text()
+                at.attend(Phase(f"{at.ending.name}: ending {'the command' if session.command else 'the engine'}"))
+                if runs_engine(session) and steps_so_far(Path(session.directory))[1]:
+                    beside.submit(load_derivation)
+            end_children([child], at)
         if ended is None:
-            asked = at.ending_text()
-            at.attend(Phase(f"{at.ending.name}: ending {'the command' if session.command else 'the engine'}"))
-        end_children([child], at)
-    if ended is not None:
-        return ended
-    follows = f"; {last_phase(session)}" if any_registered(session) else ""
-    click.echo(f"kcap: {asked}: all that was started has ended{follows}", err=True)
-    return None
+            follows = f"; {last_phase(session)}" if any_registered(session) else ""
+            click.echo(f"kcap: {asked}: all that was started has ended{follows}", err=True)
+    return ended
 
 
 def end_children(children: list[Child], at: RunControl) -> None:
     """Close the windows, then end all children at once, or what is left of their process groups."""
-    with ThreadPoolExecutor(2 + len(children)) as threads:
-        if steps_so_far(Path(at.session.directory))[1]:
-            threads.submit(load_derivation)
+    with ThreadPoolExecutor(1 + len(children)) as threads:
         closing = threads.submit(close_windows, at.session)  # waits for processes that may be stuck
         began = time.monotonic()
         while not closing.done() and not (at.in_a_hurry() and time.monotonic() - began > CLOSE_IN_A_HURRY):

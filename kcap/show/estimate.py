@@ -101,14 +101,14 @@ def _family_cost(call: Call, sample: Sample | None, recording: Recording) -> Cos
         return None
     from kcap.schemas.derive.bound_call import bind_call, invocation_of_bound
     from kcap.schemas.derive.cost import cost_of_instance
-    from kcap.schemas.derive.families import NEVER_TAKEN, family_of, recognize
+    from kcap.schemas.derive.families import REFUSALS, family_of, recognize
 
     if family_of(call.operator)[1] is None:
         return None
     try:
         kernel = recognize(invocation_of_bound(bind_call(call, sample, None, recording.value), call.launch))
         return cost_of_instance(kernel) if kernel else None
-    except NEVER_TAKEN:
+    except REFUSALS:
         return None
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from kcap.errors import first_line
+from kcap.errors import first_line, kind_and_line
 from kcap.replay.group.clock import time_collective
 from kcap.replay.group.peers import Peers
 from kcap.replay.jobs import SEED, ReplaySession
@@ -282,7 +282,7 @@ def slow_notes(timing: Timing, state: Clocks | None) -> list[str]:
 
 def error_fields(error: Exception, target: Target) -> dict[str, Any]:
     """Skipped where this device or torch cannot run the Call at all; failed where it should have run."""
-    text, line = str(error), first_line(error)
+    text, line = str(error), first_line(error, 200)
     if isinstance(error, Skip):
         return {"status": "skipped", "reason": line}
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(phrase in text for phrase in NO_MEMORY):
@@ -294,4 +294,4 @@ def error_fields(error: Exception, target: Target) -> dict[str, Any]:
     if isinstance(error, RuntimeError) and not target.device.startswith(target.home):
         return {"status": "skipped", "reason": f"recorded on {target.home}, refused on {target.device}: {line}"}
     poisoned = any(phrase in text for phrase in POISONING_PHRASES)
-    return {"status": "failed", "reason": f"{type(error).__name__}: {line}", "poisoned": poisoned}
+    return {"status": "failed", "reason": kind_and_line(error, 200), "poisoned": poisoned}

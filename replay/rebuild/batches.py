@@ -15,7 +15,7 @@ import torch
 
 from kcap.replay.jobs import SAME_CONTEXT, BatchFields
 from kcap.schemas.derive.bound_call import BoundCall, ReplayRule, bind_call, replay_rule_for
-from kcap.schemas.derive.families import NEVER_TAKEN
+from kcap.schemas.derive.families import REFUSALS
 from kcap.schemas.recording.operators import base_of
 from kcap.schemas.recording.recording import Call, Recording, Sample, Step
 from kcap.schemas.results import coverage
@@ -154,7 +154,7 @@ def sampled_routing(recording: Recording) -> dict[int, torch.Tensor]:
             continue
         try:
             chosen = rule.chosen_experts(bind_call(call, sample, None, recording.value))
-        except NEVER_TAKEN:  # its own Call fails
+        except REFUSALS:  # its own Call fails
             continue
         if chosen is not None and chosen.sum() > routing.get(len(chosen), torch.zeros(1)).sum():
             routing[len(chosen)] = chosen

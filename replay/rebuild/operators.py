@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from kcap.errors import first_line
+from kcap.errors import kind_and_line
 from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.recording.operators import DEFAULT, OperatorError, to_trace, why_not_called
 from kcap.schemas.recording.recording import Call
@@ -189,7 +189,7 @@ def _import_error(module: str) -> str | None:
     try:
         importlib.import_module(module)
     except Exception as error:  # a library that does not load on this machine may raise anything
-        return f"import {module}: {type(error).__name__}: {first_line(error)}"[:200]
+        return f"import {module}: {kind_and_line(error)}"[:200]
     return None
 
 

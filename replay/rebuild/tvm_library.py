@@ -14,7 +14,7 @@ import torch
 from kcap.errors import first_line
 from kcap.replay.rebuild.operators import Alias, Parameter, Parameters
 from kcap.schemas.derive.bound_call import ReplayRule, Skip
-from kcap.schemas.derive.families import NEVER_TAKEN, recognize
+from kcap.schemas.derive.families import REFUSALS, recognize
 from kcap.schemas.derive.invocation import argument_names, invocation_of
 from kcap.schemas.recording.operators import base_of, is_module_function
 from kcap.schemas.recording.records import Call
@@ -71,7 +71,7 @@ def _outputs_of_family(call: Call) -> frozenset[str]:
         invocation = invocation_of(call)
         instance = recognize(invocation)
         outputs = [output.get() for output in instance.outputs.values()] if instance else []
-    except NEVER_TAKEN:
+    except REFUSALS:
         return frozenset()
     written = {_storage(output) for output in outputs if isinstance(output, torch.Tensor)}
     tensors = {name: value for name, value in invocation.arguments.items() if isinstance(value, torch.Tensor)}

@@ -17,7 +17,7 @@ from kcap.replay.roofline.sweeps import sweeps_all, unread_inputs
 from kcap.schemas.derive import families
 from kcap.schemas.derive.bound_call import BoundCall, invocation_of_bound
 from kcap.schemas.derive.cost import Cost, CostInputs, cost_of_instance, distinct_bytes
-from kcap.schemas.derive.families import NEVER_TAKEN, recognize
+from kcap.schemas.derive.families import REFUSALS, recognize
 from kcap.schemas.derive.invocation import flatten
 from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.recording.dtypes import BY_NAME
@@ -41,7 +41,7 @@ def cost_of_call(call: Call, resolved: ResolvedCall) -> Cost | None:
             if instance
             else sweep_cost(resolved.bound, written_arguments(resolved))
         )
-    except NEVER_TAKEN:
+    except REFUSALS:
         return None
     return cost if cost and (cost.bytes or cost.flops) else None
 
@@ -86,7 +86,7 @@ def cost_of_workload(definition: Definition, inputs: Mapping[str, Any]) -> Cost 
     cost_inputs = CostInputs(definition, inputs)
     try:
         cost = _cost_by_op_type(cost_inputs)
-    except NEVER_TAKEN:  # another dataset's inputs of the same names
+    except REFUSALS:  # another dataset's inputs of the same names
         cost = cost_inputs.unread()
     return cost if cost and (cost.bytes or cost.flops) and not cost_inputs.to_no_output else None
 

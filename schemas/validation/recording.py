@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ class Table(Generic[T]):
 def _table(report: Report, root: Path, name: str, adapter: TypeAdapter[T]) -> Table[T]:
     path = root / f"{name}.jsonl"
     lines = list(report.every_line(path, adapter))
-    return Table(lines if path.is_file() else None)
+    return Table(lines if os.access(path, os.R_OK) else None)
 
 
 def _numbered(report: Report, table: Table[Numbered]) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from kcap.errors import FormatError, first_line
+from kcap.errors import FormatError, kind_and_line
 from kcap.schemas.derive.bound_call import ReplayRule, Skip, rebuilt_argument, replay_rule, replay_rule_for
 from kcap.schemas.derive.cost import cost_function, cost_function_for
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
@@ -31,7 +31,7 @@ from kcap.system.registry import Registry, import_plugins
 
 __all__ = [
     "FAMILIES",
-    "NEVER_TAKEN",
+    "REFUSALS",
     "ReplayRule",
     "cost_function",
     "cost_function_for",
@@ -52,7 +52,7 @@ Recognizer = Callable[[Invocation], KernelInstance]
 
 # What a family and its ReplayRule raise on arguments that they do not know, or that the operator never takes: a number
 # for a tensor, other ranks, a size of 0; FormatError: on a file that a Sample or a Launch names, and that is damaged
-NEVER_TAKEN = (
+REFUSALS = (
     *(Unrecognized, Skip, FormatError),
     *(ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError),
 )
@@ -82,16 +82,16 @@ def recognize(call: Invocation) -> KernelInstance | None:
         kernel = recognizer(call)
         kernel = kernel if kernel.family else replace(kernel, family=name)
         kernel.check()
-    except NEVER_TAKEN:
+    except REFUSALS:
         return None
     return kernel
 
 
 def why_not_taken(error: Exception) -> str:
-    """The reason that one of NEVER_TAKEN gives; where it is Python's or torch's own, its kind, too."""
+    """The reason that one of REFUSALS gives; where it is Python's or torch's own, its kind, too."""
     if isinstance(error, Unrecognized | Skip | FormatError):
         return str(error)
-    return f"its arguments are not what its family reads: {type(error).__name__}: {first_line(error, 160)}"
+    return f"kcap cannot read it: {kind_and_line(error, 160)}"
 
 
 def family_of(operator: str) -> tuple[str, Recognizer | None]:

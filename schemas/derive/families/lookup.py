@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import Cost, CostInputs, distinct_bytes
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
 from kcap.schemas.derive.index_arguments import bytes_without_unread_rows, cut_to_rows_in_use, random_parts
@@ -64,15 +66,33 @@ def index_rows(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     return draft.integers(0, min(sizes), draft.shape(name))
 
 
+def repeats_of(
+    shape: tuple[int, ...],
+    total: int,
+    axis: int,
+    low: int = 0,
+    high: int | None = None,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """How often each element of an axis of `axis` is repeated, `total` in all: one number for all, if there is but one
+    place in `shape`, else at random between `low` and `high`."""
+    count = math.prod(shape)
+    if count < 2:
+        return torch.full(shape, total // max(axis, 1))
+    lowest, highest = torch.full((count,), low), torch.full((count,), total if high is None else high)
+    return random_parts(total, lowest, highest, generator).reshape(shape)
+
+
 @valid_input("repeats", op_types=("repeat_interleave",))
-def repeats(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
-    """Their sum is the size that the operator was told, which is that of the output's own axis."""
+def repeats(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """They add up to the size that the operator was told, which is that of the axis in which the output differs."""
     (output,) = draft.definition.outputs.values()
-    own = [axis for axis in output.shape or () if "self" not in draft or axis not in draft.axis_names("self")]
-    if len(own) != 1:
-        return None
-    counts, total = draft.shape(name), draft.size(own[0]) or 0
-    return draft.parts(total, torch.zeros(counts, dtype=torch.long), torch.full(counts, total))
+    shape, sizes = draft.shape(name), draft.definition.sizes(output.shape or (), draft.axes)
+    before = draft.shape("self") if "self" in draft else ()
+    if len(before) == len(sizes):  # along one axis; where none differs, each is there once
+        pairs = [pair for pair in zip(sizes, before, strict=True) if pair[0] != pair[1]] or [(math.prod(shape),) * 2]
+        return repeats_of(shape, *pairs[0], generator=draft.generator)
+    return repeats_of(shape, sizes[0], math.prod(before), generator=draft.generator)
 
 
 @replay_rule("aten::repeat_interleave.self_Tensor", "aten::repeat_interleave.Tensor")
@@ -80,11 +100,16 @@ class RepeatInterleave(ReplayRule):
     """`repeats`, of which a Sample has the range alone, add up to `output_size`, where the operator is told it."""
 
     def prepare(self, bound: BoundCall) -> None:
-        total, counts = bound["output_size"], bound.spec("repeats").numel
-        if not isinstance(total, int) or bound.content("repeats") is not None or counts < 2:
+        total, shape, before = bound["output_size"], bound.spec("repeats").shape, bound["self"]
+        if not isinstance(total, int) or bound.content("repeats") is not None:
             return
-        low, high = bound.ranges.get(str(bound.index("repeats")), (0, total))
-        bound.set_content("repeats", random_parts(total, torch.full((counts,), low), torch.full((counts,), high)))
+        axis = math.prod(shape)
+        if isinstance(before, TensorSpec):
+            axis = before.numel if bound["dim"] is None else before.shape[bound.integer("dim")]
+        drawn = repeats_of(shape, total, axis, *bound.ranges.get(str(bound.index("repeats")), (0, total)))
+        if int(drawn.sum()) * axis != total * drawn.numel():
+            raise Skip(f"its counts do not add up to {total} within the range that a Sample has")
+        bound.set_content("repeats", drawn)
 
 
 @replay_rule("aten::embedding")

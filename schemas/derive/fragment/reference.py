@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from kcap.errors import FormatError
+from kcap.errors import FormatError, kind_and_line
 from kcap.schemas.derive.fragment.binding import CONVERT, Binding, Nodes, Pointer, bind_buffers
 from kcap.schemas.derive.fragment.outputs import CAT, Outputs, written_nodes
 from kcap.schemas.derive.fragment.text import Layout, Operation, read_fragment
@@ -200,7 +200,7 @@ def reference_from(call: Call, text: str) -> FragmentReference | Unknown:
     except FragmentError as error:
         return Unknown(str(error))
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        return Unknown(f"{MISREAD}: {type(error).__name__}: {error}")
+        return Unknown(f"{MISREAD}: {kind_and_line(error, 160)}")
 
 
 def _reference(nodes: Nodes, binding: Binding, outputs: Outputs) -> FragmentReference:

@@ -9,8 +9,8 @@ from handmade import call, tensor
 from kcap.replay.rebuild.operators import resolve_operator
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.schemas.derive import families
-from kcap.schemas.derive.bound_call import BoundCall, bind_call
-from kcap.schemas.recording.recording import Argument, Sample, SampledTensor
+from kcap.schemas.derive.bound_call import BoundCall, Skip, bind_call
+from kcap.schemas.recording.recording import Argument, Call, Sample, SampledTensor
 from kcap.schemas.recording.values import TensorSpec, Value
 
 VOCABULARY, WIDTH = 128256, 4096
@@ -89,21 +89,35 @@ def test_the_cache_update_touches_its_slots_of_the_pages_in_use() -> None:
 
 
 RANGE = SampledTensor(low=128, high=320)  # of counts, which a Sample has no more of
+SAMPLE = Sample(call=0, phase="prefill", tensors={"1": RANGE})
 
 
+def repeated(shape: tuple[int, ...], counts: tuple[int, ...], dim: int | None, size: int) -> Call:
+    own = call("aten::repeat_interleave.self_Tensor", tensor(*shape), tensor(*counts, dtype="int64", storage=1), dim)
+    return own.model_copy(update={"args": [*own.args, Argument(name="output_size", value=size, keyword=True)]})
+
+
+@pytest.mark.parametrize("sample", [None, SAMPLE], ids=["drawn", "range"])
 @pytest.mark.parametrize(
-    "sample", [None, Sample(call=0, phase="prefill", tensors={"1": RANGE})], ids=["drawn", "range"]
+    ("shape", "counts", "dim", "size"),
+    [
+        ((7,), (7,), None, 2048),
+        ((3, 7), (7,), 1, 2048),
+        ((3, 7), (7,), -1, 2048),
+        ((3, 7), (), 1, 1400),
+        ((3, 7), (1,), None, 4200),
+    ],
 )
-@pytest.mark.parametrize(("dim", "shape"), [(None, (7,)), (1, (3, 7))])
 def test_repeats_add_up_to_the_size_that_the_operator_is_told(
-    sample: Sample | None, dim: int | None, shape: tuple[int, ...]
+    sample: Sample | None, shape: tuple[int, ...], counts: tuple[int, ...], dim: int | None, size: int
 ) -> None:
-    counts = tensor(7, dtype="int64", storage=1)
-    size = Argument(name="output_size", value=2048, keyword=True)
-    recorded = call("aten::repeat_interleave.self_Tensor", tensor(*shape), counts, dim)
-    recorded = recorded.model_copy(update={"args": [*recorded.args, size]})
     rebuilder = Rebuilder("cpu", "cpu", None)
-    resolved = rebuilder.resolve(recorded, sample)
+    resolved = rebuilder.resolve(repeated(shape, counts, dim, size), sample)
     inputs = rebuilder.build(resolved)
-    assert resolved.operator.call(*inputs.args, **inputs.kwargs).shape == (*shape[:-1], 2048)
+    assert size in resolved.operator.call(*inputs.args, **inputs.kwargs).shape
     assert sample is None or (inputs.args[1].min() >= 128 and inputs.args[1].max() <= 320)
+
+
+def test_repeats_whose_range_does_not_reach_the_size_are_not_drawn() -> None:
+    with pytest.raises(Skip, match="do not add up to 500 within the range"):
+        Rebuilder("cpu", "cpu", None).resolve(repeated((7,), (7,), None, 500), SAMPLE)

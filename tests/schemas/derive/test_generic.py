@@ -307,10 +307,27 @@ def test_one_bad_call_costs_itself_alone():
     assert list(refused) == [2] and sum(len(kernel.uses) for kernel in kernels) == 2
 
 
-@pytest.mark.parametrize(("shape", "dim"), [((7,), None), ((3, 7), 1), ((7, 2), 0)])
-def test_repeats_that_are_made_up_add_up_to_the_outputs_size(shape: tuple[int, ...], dim: int | None) -> None:
-    given = (randn(*shape), torch.tensor([0, 3, 1, 0, 2, 5, 1]), dim)
-    definition = derived("aten::repeat_interleave.self_Tensor", given, output_size=12)
+SEVEN = torch.tensor([0, 3, 1, 0, 2, 5, 1])
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        *(((randn(*shape), SEVEN, dim), 12) for shape, dim in [((7,), None), ((3, 7), 1), ((7, 2), 0), ((12, 7), 1)]),
+        ((randn(7), torch.ones(7, dtype=I64), None), 7),
+        *(((randn(3, 7), torch.tensor(two), 1), 14) for two in (2, [2])),
+        ((randn(3, 7), torch.tensor([2]), None), 42),
+    ],
+)
+def test_repeats_that_are_made_up_add_up_to_the_outputs_size(given: tuple[Any, ...], size: int) -> None:
+    run_on_made_up_inputs(derived("aten::repeat_interleave.self_Tensor", given, output_size=size), size)
+
+
+def test_repeats_alone_that_are_made_up_add_up_to_the_outputs_size() -> None:
+    run_on_made_up_inputs(derived("aten::repeat_interleave.Tensor", (SEVEN,), output_size=12), 12)
+
+
+def run_on_made_up_inputs(definition: Definition, size: int) -> None:
     inputs = {name: RandomInput(type="random") for name in definition.inputs}
     prepared = prepare_reference(definition, Workload(uuid="0", axes={}, inputs=inputs), None)
-    assert 12 in prepared.reference(*prepared.arguments).shape
+    assert size in prepared.reference(*prepared.arguments).shape

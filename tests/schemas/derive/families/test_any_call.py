@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcap.schemas.derive.derive import derive_calls
-from kcap.schemas.derive.families import FAMILIES, NEVER_TAKEN, family_of
+from kcap.schemas.derive.families import FAMILIES, REFUSALS, family_of
 from kcap.schemas.derive.invocation import Invocation, without_data
 from kcap.schemas.flashinfer.definition import check_definition
 from kcap.schemas.recording.records import Argument, Call, Count, Metadata
@@ -66,7 +66,7 @@ def test_any_arguments_of_a_known_operator(operator: str, data: st.DataObject):
     asked = Asked(data)
     recognize = family_of(operator)[1]
     assert recognize is not None
-    with suppress(*NEVER_TAKEN):
+    with suppress(*REFUSALS):
         recognize(Invocation(operator, asked))
     args = [Argument(name=name, value=value) for name, value in asked.drawn.items()]
     derived = derive_calls(
