@@ -67,20 +67,14 @@ def index_rows(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
 
 
 def repeats_of(
-    shape: tuple[int, ...],
-    total: int,
-    axis: int,
-    low: int = 0,
-    high: int | None = None,
-    generator: torch.Generator | None = None,
+    shape: tuple[int, ...], total: int, size: int, low: int, high: int, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """How often each element of an axis of `axis` is repeated, `total` in all: one number for all, if there is but one
-    place in `shape`, else at random between `low` and `high`."""
+    """How often each element along an axis of `size` is repeated, `total` in all: at random between `low` and `high`,
+    or one number for all where `shape` has room for one alone."""
     count = math.prod(shape)
     if count < 2:
-        return torch.full(shape, total // max(axis, 1))
-    lowest, highest = torch.full((count,), low), torch.full((count,), total if high is None else high)
-    return random_parts(total, lowest, highest, generator).reshape(shape)
+        return torch.full(shape, total // max(size, 1))
+    return random_parts(total, torch.full((count,), low), torch.full((count,), high), generator).reshape(shape)
 
 
 @valid_input("repeats", op_types=("repeat_interleave",))
@@ -88,11 +82,12 @@ def repeats(draft: WorkloadDraft, name: str) -> torch.Tensor:
     """They add up to the size that the operator was told, which is that of the axis in which the output differs."""
     (output,) = draft.definition.outputs.values()
     shape, sizes = draft.shape(name), draft.definition.sizes(output.shape or (), draft.axes)
-    before = draft.shape("self") if "self" in draft else ()
-    if len(before) == len(sizes):  # along one axis; where none differs, each is there once
-        pairs = [pair for pair in zip(sizes, before, strict=True) if pair[0] != pair[1]] or [(math.prod(shape),) * 2]
-        return repeats_of(shape, *pairs[0], generator=draft.generator)
-    return repeats_of(shape, sizes[0], math.prod(before), generator=draft.generator)
+    before, count = draft.shape("self") if "self" in draft else (), math.prod(shape)
+    if len(before) == len(sizes):
+        total, size = next((both for both in zip(sizes, before, strict=True) if both[0] != both[1]), (count, count))
+    else:  # of all elements
+        total, size = sizes[0], math.prod(before)
+    return repeats_of(shape, total, size, 0, total, draft.generator)
 
 
 @replay_rule("aten::repeat_interleave.self_Tensor", "aten::repeat_interleave.Tensor")
@@ -103,11 +98,11 @@ class RepeatInterleave(ReplayRule):
         total, shape, before = bound["output_size"], bound.spec("repeats").shape, bound["self"]
         if not isinstance(total, int) or bound.content("repeats") is not None:
             return
-        axis = math.prod(shape)
+        size = math.prod(shape)
         if isinstance(before, TensorSpec):
-            axis = before.numel if bound["dim"] is None else before.shape[bound.integer("dim")]
-        drawn = repeats_of(shape, total, axis, *bound.ranges.get(str(bound.index("repeats")), (0, total)))
-        if int(drawn.sum()) * axis != total * drawn.numel():
+            size = before.numel if bound["dim"] is None else before.shape[bound.integer("dim")]
+        drawn = repeats_of(shape, total, size, *bound.ranges.get(str(bound.index("repeats")), (0, total)))
+        if int(drawn.sum()) * size != total * drawn.numel():
             raise Skip(f"its counts do not add up to {total} within the range that a Sample has")
         bound.set_content("repeats", drawn)
 
