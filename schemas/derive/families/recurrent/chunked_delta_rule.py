@@ -196,7 +196,7 @@ def chunk_kkt(call: Invocation) -> KernelInstance:
         {"A": joined(call, "A", *SQUARE)},
         KKT,
         {"decay": DECAY if "gate" in inputs else "", "dtype": dtype_name(out.dtype)},
-        "Products of the keys of each chunk below the diagonal, scaled by rate and decay; of float32 TF32, cut off.",
+        "Products of the keys of each chunk below the diagonal, scaled by rate and decay. Float32 is cut to TF32.",
         kkt_work,
     )
 
