@@ -28,7 +28,7 @@ from kcap.errors import CallError
 ANSWER = 16  # tokens
 CUDA = torch.cuda.is_available()
 HALF = CUDA or torch.cpu._is_avx512_supported()  # without AVX-512 a CPU takes minutes for a product in bfloat16
-TIMES = 2  # the steps of the first time are those that --check-coverage profiles
+TIMES = 2 if CUDA else 1  # --check-coverage profiles the steps of the first time, on a GPU
 TYPE = "bfloat16" if HALF else "float32"
 VLLM: dict[str, Any] = {  # as zoo.py starts the others
     "load_format": "dummy",
