@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from kcap.errors import KcapError
+from kcap.errors import KcapError, kind_and_line
 from kcap.replay.calls.runner import NO_MEMORY, TimingOptions, is_persistent_name, timing_fields
 from kcap.replay.datasets.reference import (
     PreparedReference,
@@ -93,10 +93,9 @@ def reference_error(definition: Definition, error: BaseException) -> dict[str, A
         return {"status": "skipped", "reason": "its reference takes more memory than there is"}
     if isinstance(error, ModuleNotFoundError):
         return {"status": "skipped", "reason": f"its reference imports {error.name}, which is not installed"}
-    line = f": {text.splitlines()[0][:200]}" if text else ""
     number = reference_line(definition, error)
     location = f" (line {number} of the reference)" if number else ""
-    return {"status": "failed", "reason": f"{type(error).__name__}{line}{location}"}
+    return {"status": "failed", "reason": f"{kind_and_line(error, 200)}{location}"}
 
 
 def reference_line(definition: Definition, error: BaseException) -> int | None:

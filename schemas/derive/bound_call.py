@@ -86,6 +86,10 @@ class BoundCall:
         """The values of the tensor called `name`; None if they were not recorded or set. Floats are never recorded."""
         return self.contents.get(str(self.index(name)))
 
+    def range_of(self, name: str, otherwise: tuple[int, int]) -> tuple[int, int]:
+        """The smallest and largest value of the tensor called `name`; `otherwise` if they were not recorded."""
+        return self.ranges.get(str(self.index(name)), otherwise)
+
     def set_content(self, name: str, values: torch.Tensor) -> None:
         self.contents[str(self.index(name))] = values
 

@@ -68,7 +68,7 @@ def cut_to_rows_in_use(bound: BoundCall, table: str, indices: str) -> None:
         return
     values = bound.content(indices)
     if values is None:
-        low, high = bound.ranges.get(str(bound.index(indices)), (0, size - 1))
+        low, high = bound.range_of(indices, (0, size - 1))
         low = min(max(low, 0), size - 1)
         values = torch.randint(low, max(low, min(high, size - 1)) + 1, index_spec.shape)
     elif int(values.min()) < 0 or int(values.max()) >= size:

@@ -44,6 +44,10 @@ class Unrecognized(Exception):
     """The family does not model this Call: an argument is missing, or asks for something else."""
 
 
+# What code raises that reads something else than it was written for: a number for a tensor, other ranks, a size of 0
+MISREADING = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
 @dataclass
 class Invocation:
     """Arguments by name. A tensor is real, or has no data (device `meta`): then only its shape and dtype may be read.

@@ -98,17 +98,15 @@ class KernelInstance:
     def definition(self) -> Definition:
         """The FlashInfer-Bench Definition; Unrecognized if none can hold this kernel: its name is too long, say."""
         shapes = {name: arg.shape for name, arg in (*self.inputs.items(), *self.outputs.items())}
-        texts = {name: describe_axis(name, shapes) for name in self.axes}
+        axes: dict[str, AxisConst | AxisVar] = {}
         try:
+            for name, size in self.axes.items():
+                text = describe_axis(name, shapes)
+                axes[name] = AxisVar(description=text) if size is None else AxisConst(value=size, description=text)
             return Definition(
                 name=self.name,
                 op_type=self.op_type,
-                axes={
-                    name: AxisVar(description=texts[name])
-                    if size is None
-                    else AxisConst(value=size, description=texts[name])
-                    for name, size in self.axes.items()
-                },
+                axes=axes,
                 inputs={name: _definition_tensor(name, arg, False) for name, arg in self.inputs.items()},
                 outputs={name: _definition_tensor(name, arg, True) for name, arg in self.outputs.items()},
                 reference=self.reference,

@@ -14,7 +14,6 @@ from kcap.errors import FormatError
 from kcap.schemas import backendbench
 from kcap.schemas.flashinfer import calling_record
 from kcap.schemas.recording.recording import Call, Launch, Program, Recording, Request, Sample, Step, load
-from kcap.schemas.recording.turns import FILE as TURNS_FILE
 from kcap.schemas.recording.turns import Turn
 from kcap.schemas.results import coverage
 from kcap.schemas.validation.report import Report
@@ -38,11 +37,11 @@ def check_recording(report: Report, root: Path) -> None:
     for place, program in programs:
         report.error(place, *calls.unknown("calls", "a Call", program.calls))
         report.error(place, *programs.unknown("graphs", "a Program", [graph for _, graph in program.graphs]))
-    requests = _table(report, root, "requests", REQUESTS) if (root / "requests.jsonl").exists() else Table[Request]([])
+    requests = _table(report, root, "requests", REQUESTS, optional=True)
     for place, step in _table(report, root, "steps", STEPS):
         report.error(place, *programs.unknown("program", "a Program", [step.program]))
         report.error(place, *requests.unknown("requests", "a Request", step.requests))
-    turns = _table(report, root, "turns", TypeAdapter(Turn)) if (root / TURNS_FILE).exists() else Table[Turn]([])
+    turns = _table(report, root, "turns", TypeAdapter(Turn), optional=True)
     for place, turn in turns:
         report.error(place, *requests.unknown("requests", "a Request", turn.requests))
         report.error(place, *turns.unknown("parent", "a Turn", [turn.parent]))
@@ -73,8 +72,10 @@ class Table(Generic[T]):
         return [f"{key}: {noun} {number} that is not there" for number in missing]
 
 
-def _table(report: Report, root: Path, name: str, adapter: TypeAdapter[T]) -> Table[T]:
+def _table(report: Report, root: Path, name: str, adapter: TypeAdapter[T], optional: bool = False) -> Table[T]:
     path = root / f"{name}.jsonl"
+    if optional and not path.exists():
+        return Table([])
     lines = list(report.every_line(path, adapter))
     return Table(lines if os.access(path, os.R_OK) else None)
 

@@ -78,7 +78,7 @@ LEAST = {"covered": 0.97, "families": 0.95, "replayed": 0.95, "verified": 0.95}
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the zoo. `arguments`: KEY=VALUE of vLLM; `environment`: its variables; `program`: which of
+    """A model of the zoo. `arguments`: KEY=VALUE of vLLM on a GPU; `environment`: its variables; `program`: which of
     zoo_programs.py runs it instead.
     """
 

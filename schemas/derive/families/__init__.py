@@ -23,7 +23,7 @@ from dataclasses import replace
 from kcap.errors import FormatError, kind_and_line
 from kcap.schemas.derive.bound_call import ReplayRule, Skip, rebuilt_argument, replay_rule, replay_rule_for
 from kcap.schemas.derive.cost import cost_function, cost_function_for
-from kcap.schemas.derive.invocation import Invocation, Unrecognized
+from kcap.schemas.derive.invocation import MISREADING, Invocation, Unrecognized
 from kcap.schemas.derive.kernel import KernelInstance
 from kcap.schemas.derive.workload_draft import input_rules_for, trim_inputs, trims_inputs, valid_input
 from kcap.schemas.recording.operators import base_of
@@ -50,12 +50,9 @@ __all__ = [
 
 Recognizer = Callable[[Invocation], KernelInstance]
 
-# What a family and its ReplayRule raise on arguments that they do not know, or that the operator never takes: a number
-# for a tensor, other ranks, a size of 0; FormatError: on a file that a Sample or a Launch names, and that is damaged
-REFUSALS = (
-    *(Unrecognized, Skip, FormatError),
-    *(ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError),
-)
+# What a family and its ReplayRule raise on arguments that they do not know, or that the operator never takes;
+# FormatError: on a file that a Sample or a Launch names, and that is damaged
+REFUSALS = (Unrecognized, Skip, FormatError, MemoryError, *MISREADING)
 FAMILIES: Registry[str, tuple[str, Recognizer]] = Registry("operator of a family")
 
 

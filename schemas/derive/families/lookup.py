@@ -101,7 +101,7 @@ class RepeatInterleave(ReplayRule):
         size = math.prod(shape)
         if isinstance(before, TensorSpec):
             size = before.numel if bound["dim"] is None else before.shape[bound.integer("dim")]
-        drawn = repeats_of(shape, total, size, *bound.ranges.get(str(bound.index("repeats")), (0, total)))
+        drawn = repeats_of(shape, total, size, *bound.range_of("repeats", (0, total)))
         if int(drawn.sum()) * size != total * drawn.numel():
             raise Skip(f"its counts do not add up to {total} within the range that a Sample has")
         bound.set_content("repeats", drawn)

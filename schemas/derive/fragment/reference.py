@@ -20,6 +20,7 @@ from kcap.schemas.derive.fragment.binding import CONVERT, Binding, Nodes, Pointe
 from kcap.schemas.derive.fragment.outputs import CAT, Outputs, written_nodes
 from kcap.schemas.derive.fragment.text import Layout, Operation, read_fragment
 from kcap.schemas.derive.fragment.values import FragmentError, FragmentValue, Ref, Size, Word
+from kcap.schemas.derive.invocation import MISREADING
 from kcap.schemas.recording.operators import OperatorError, check_operator_name, from_trace, why_not_called
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Call
@@ -199,7 +200,7 @@ def reference_from(call: Call, text: str) -> FragmentReference | Unknown:
         return _reference(_with_sums(nodes, binding, outputs), binding, outputs)
     except FragmentError as error:
         return Unknown(str(error))
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except MISREADING as error:
         return Unknown(f"{MISREAD}: {kind_and_line(error, 160)}")
 
 
