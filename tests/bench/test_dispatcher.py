@@ -30,6 +30,7 @@ from kcap.bench.run.executors.common.dispatcher import (
 )
 from kcap.bench.run.executors.common.slot import LocalSlot, Stopped, scratch_folder
 from kcap.bench.run.options import Options
+from kcap.bench.sandbox import process_tree
 from kcap.errors import CallError, KcapError
 from kcap.replay.datasets.spreads import spreads_for
 from kcap.schemas.flashinfer import solution as solutions_file
@@ -304,9 +305,9 @@ def test_a_run_that_is_stopped_ends_at_once_and_leaves_no_judge(faked, units):
     assert children() <= others
 
 
-def children() -> set[str]:
+def children() -> set[int]:
     """Process ids of this process's children."""
-    return {process for file in Path("/proc/self/task").glob("*/children") for process in file.read_text().split()}
+    return set(process_tree.children(os.getpid()))
 
 
 def pipes_and_files() -> set[str]:

@@ -20,6 +20,7 @@ from judging import eventually, told
 from solution_files import RETURNING, solution
 
 from kcap.bench.judge.driver import device
+from kcap.bench.sandbox.process_tree import below
 from kcap.errors import KcapError
 
 HONEST = read(HERE / "honest" / "plain.py")
@@ -192,7 +193,7 @@ def test_a_dead_fork_server_costs_one_answer(judged_alone):
     with judged_alone() as bench:
         first = bench.judge(HONEST)[0]
         assert first.status == "PASSED", told(first)
-        started = below(bench.worker.process.pid)[1:]
+        started = below(bench.worker.process.pid)
         server = next(pid for pid in started if "fork_server" in Path(f"/proc/{pid}/cmdline").read_text())
         os.kill(server, signal.SIGKILL)
         with pytest.raises(AssertionError, match=r"the judge worker itself.*the fork server is gone"):
@@ -209,7 +210,7 @@ def test_a_judge_that_is_killed_leaves_no_process(judged_alone):
 
         def kill():
             time.sleep(2)
-            left.extend(below(bench.worker.process.pid))
+            left.extend([bench.worker.process.pid, *below(bench.worker.process.pid)])
             bench.worker.process.kill()
 
         thread = threading.Thread(target=kill)
@@ -218,15 +219,6 @@ def test_a_judge_that_is_killed_leaves_no_process(judged_alone):
             bench.judge(read(HERE / "hostile" / "hangs.py"))
         thread.join()
         assert len(left) > 2 and eventually(lambda: gone(left))
-
-
-def below(pid):
-    """A process and what it started."""
-    found = [pid]
-    for pid in found:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
-    return found
 
 
 def gone(pids):
