@@ -28,14 +28,14 @@ class ReplaySession(Session, total=False):
     """The session of a worker that replays.
 
     `home`: the type of device that was recorded on. `root`: the Recording (None: a trace file) or dataset.
-    `namespaces`: of the operators to come, whose libraries are imported ahead. `trust`: the Recording's kernel sources
-    may run, whoever made it. `kernels`: the profiler measures the durations of kernels, too. `limit`: of a dataset, the
+    `operators`: those to come, whose libraries are imported ahead. `trust`: the Recording's kernel sources may run,
+    whoever made it. `kernels`: the profiler measures the durations of kernels, too. `limit`: of a dataset, the
     bytes that inputs and outputs may take. `group`: this worker's place in the group that replays collectives.
     """
 
     home: str | None
     root: str | None
-    namespaces: list[str]
+    operators: list[str]
     trust: bool
     cache: Cache
     kernels: bool

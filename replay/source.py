@@ -54,7 +54,7 @@ def replay_session(
     return ReplaySession(
         home=home_device(calls),
         root=str(recording.path.resolve()) if recording else None,
-        namespaces=sorted({call.namespace for call in replayed}),
+        operators=registered_operators(replayed),
         trust=trust,
     )
 
@@ -64,6 +64,11 @@ def is_chosen(call: Call, choice: Choice) -> bool:
     if call.kind == "region" or not (call.work or choice.views):
         return False
     return choice.takes(call.operator)
+
+
+def registered_operators(calls: Iterable[Call]) -> list[str]:
+    """The operators of `calls` that a library registers, or torch: for a worker to import ahead."""
+    return sorted({call.operator for call in calls if call.launch is None})
 
 
 def home_device(calls: Iterable[Call]) -> str | None:

@@ -70,9 +70,9 @@ def open_session() -> OpenSession | None:
     send(answers, environment)
     if "error" in environment:
         return None
-    for namespace in session["namespaces"]:  # before the first Call's time limit runs
+    for operator in session["operators"]:  # before the first Call's time limit runs
         try:
-            operators.load_library(namespace)
+            operators.load_library(operator)
         except Skip:
             continue  # the Call that needs the library says so
     if environment["device"] == "cpu":

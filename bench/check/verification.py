@@ -19,7 +19,7 @@ from kcap.bench.contents import CheckTarget, Contents
 from kcap.bench.problems import Problem, distinct_samples
 from kcap.replay.group.workers import GroupedWorker
 from kcap.replay.jobs import SEED
-from kcap.replay.source import Samples, home_device, samples_by_call
+from kcap.replay.source import Samples, home_device, registered_operators, samples_by_call
 from kcap.schemas.derive.derive import Derived
 from kcap.schemas.derive.kernel import DerivedDefinition
 from kcap.schemas.flashinfer.definition import DRAFT, VERIFIED, Definition
@@ -131,12 +131,11 @@ def _try_calls(
 
 
 def _session(contents: Contents, on: CheckTarget, threads: int) -> dict[str, Any]:
-    namespaces = sorted({call.namespace for call in contents.calls} - {"aten", "triton", "cpp"})
     return {
         "device": on.device,
         "home": home_device(contents.calls),
         "root": str(contents.path.resolve()),
-        "namespaces": namespaces,
+        "operators": registered_operators(contents.calls),
         "threads": threads,
         "trust": on.trust,
     }

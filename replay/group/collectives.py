@@ -171,7 +171,9 @@ def communicator_method(call: Call, peers: Peers) -> Operator:
             finally:
                 communicator.group_end()
 
-    return Operator(call.operator, run, Parameters.of(names, ("out", "tensor")))
+    return Operator(
+        call.operator, run, Parameters.of(names, {name for name in names if name.startswith(("out", "tensor"))})
+    )
 
 
 def _communicator(engine: str, method: str, names: Sequence[str], peers: Peers) -> Any:

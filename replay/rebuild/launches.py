@@ -82,7 +82,8 @@ class Launches:
         text = self._checked(self.recording.source, launch)
         kernel = self.cpp(call, launch, text) if launch.language == "cpp" else self.triton(call, launch, text, device)
         inductor = launch.language == "cpp" or is_inductor_made(text, kernel.parameters)
-        schema = Parameters.of(kernel.parameters, WRITTEN_PREFIXES if inductor else ())
+        written = {name for name in kernel.parameters if inductor and name.startswith(WRITTEN_PREFIXES)}
+        schema = Parameters.of(kernel.parameters, written)
         return Operator(call.operator, kernel.run, schema, kernel.notes), rule_of(call, text, inductor)
 
     def _checked(self, read: Callable[[Launch], Content], launch: Launch) -> Content:

@@ -1,8 +1,8 @@
 """The callable behind a Call's name: a registered operator, a library's function, or an engine's own operator class.
 
-An operator is looked up in torch's table, by its whole name: nothing is resolved attribute by attribute. The library
-that registers a namespace is imported in the worker, when the first Call needs it, and never in the command's own
-process.
+An operator is looked up in torch's table, by its whole name: nothing is resolved attribute by attribute. What registers
+it is imported in the worker and never in the command's own process: the modules of its namespace's library, and those
+of an engine that register this operator in Python.
 
 A function of FlashInfer's or DeepGEMM's (`flashinfer::rmsnorm`) runs if it is one of FUNCTIONS, none of which compiles
 or loads what its arguments say. No other Python object can be named.
@@ -14,13 +14,15 @@ the engine's base class of operators. A Recording has no private attributes: PRI
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import compress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,7 +65,7 @@ def resolve_operator(name: str, in_group: bool = False) -> Operator:
         raise Skip(reason)
     base, overload = f"{namespace}::{base}", "" if overload == DEFAULT else overload
     if not is_registered(base, overload) and namespace not in TORCH_NAMESPACES:
-        load_library(namespace)
+        load_library(name)
     if not is_registered(base, overload):
         raise Skip(f"torch {torch.__version__} and the libraries here have no operator {name}")
     call, *_ = torch._C._get_operation_overload(base, overload)
@@ -97,30 +99,25 @@ class Parameters:
     arguments: list[Parameter]
 
     @classmethod
-    def of(cls, names: Iterable[str], written: tuple[str, ...]) -> Parameters:
-        """Those called `names`; they are written to where the name starts with one of `written`."""
-        return cls([Parameter(name, Alias(True) if name.startswith(written) else None) for name in names])
+    def of(cls, names: Iterable[str], written: Collection[str]) -> Parameters:
+        """Those called `names`, of which those in `written` are written to."""
+        return cls([Parameter(name, Alias(True) if name in written else None) for name in names])
 
 
 @dataclass(frozen=True)
 class Library:
-    """`modules` register the operators when imported, in this order; `install` is what pip calls it."""
+    """`modules` register the operators when imported, in this order; `install` is what pip calls it.
+
+    In `package` other modules register an operator each, in Python: which ones, differs from release to release.
+    """
 
     install: str
-    modules: tuple[str, ...]
+    modules: tuple[str, ...] = ()
+    package: str = ""
 
 
 _VLLM = Library("vllm", ("vllm._custom_ops",))
 _VLLM_FLASH = Library("vllm", ("vllm.vllm_flash_attn.flash_attn_interface",))
-_VLLM_PYTHON = Library(
-    "vllm",
-    (
-        "vllm._custom_ops",
-        "vllm.model_executor.layers.layernorm",
-        "vllm.model_executor.layers.fused_moe",
-        "vllm.kernels",
-    ),
-)
 
 
 LIBRARIES: dict[str, Library] = {
@@ -131,8 +128,8 @@ LIBRARIES: dict[str, Library] = {
     "_C_utils": _VLLM,
     "_moe_C": _VLLM,
     "_rocm_C": _VLLM,
-    "vllm": _VLLM_PYTHON,
-    "vllm_ir": _VLLM_PYTHON,
+    "vllm": Library("vllm", package="vllm"),
+    "vllm_ir": Library("vllm", ("vllm.model_executor.layers.layernorm", "vllm.kernels")),
     "vllm_custom_op": Library(
         "vllm", ("vllm.model_executor.layers.layernorm", "vllm.model_executor.layers.activation")
     ),
@@ -140,28 +137,14 @@ LIBRARIES: dict[str, Library] = {
     "_vllm_fa3_C": _VLLM_FLASH,
     "_flashmla_C": Library("vllm", ("vllm.third_party.flashmla.flash_mla_interface",)),
     "sgl_kernel": Library("sgl-kernel", ("sgl_kernel", "sgl_kernel.flash_attn")),
-    "sglang": Library(
-        "sglang",
-        (
-            "sglang.srt.layers.activation",
-            "sglang.srt.layers.rotary_embedding",
-            "sglang.srt.layers.moe.topk",
-            "sglang.jit_kernel.kvcache",  # 0.5.15
-            "sglang.kernels.ops.kvcache.kvcache",
-            "sglang.kernels.ops.gemm.tiny_gemm",
-            "sglang.kernels.ops.quantization.per_token_group_quant",
-            "sglang.kernels.ops.gemm.fp8_kernel",
-            "sglang.srt.models.utils",
-            "sglang.kernels.ops.mamba.causal_conv1d",
-            "sglang.srt.layers.quantization.marlin_utils",
-            "sglang.srt.hardware_backend.gpu.quantization.awq_kernels",
-        ),
-    ),
+    "sglang": Library("sglang", package="sglang"),
     "sglang_op": Library(
         "sglang",
         ("sglang.srt.layers.layernorm", "sglang.srt.layers.activation", "sglang.srt.layers.rotary_embedding.factory"),
     ),
-    "flashinfer": Library("flashinfer-python", ("flashinfer", "flashinfer.comm", "flashinfer.fused_moe")),
+    "flashinfer": Library(
+        "flashinfer-python", ("flashinfer", "flashinfer.comm", "flashinfer.concat_ops", "flashinfer.fused_moe")
+    ),
     "deep_gemm": Library("deep-gemm", ("deep_gemm", "vllm.third_party.deep_gemm")),
     "flash_attn": Library("flash-attn", ("flash_attn",)),
     "flash_attn_3": Library("flash-attn-3", ("flash_attn_interface",)),
@@ -174,15 +157,44 @@ LIBRARIES: dict[str, Library] = {
 }
 
 
-def load_library(namespace: str) -> list[str]:
-    """Import the library of `namespace`, and return the errors of modules that do not load; Skip if none does."""
+def load_library(operator: str) -> list[str]:
+    """Import what registers `operator`, and return the errors of modules that do not load; Skip if none does."""
+    namespace, _, name = operator.partition("::")
     library = LIBRARIES.get(namespace)
     if library is None:
         raise Skip(f"no library is known to register the operators of '{namespace}'")
-    errors = [message for module in library.modules if (message := _import_error(module))]
-    if len(errors) == len(library.modules):
+    modules = [*library.modules, *_registering_modules(library.package, name.split(".")[0])]
+    errors = [message for module in modules if (message := _import_error(module))]
+    if modules and len(errors) == len(modules):
         raise Skip(f"needs {library.install}: pip install {library.install} ({errors[0]})")
     return errors
+
+
+def _registering_modules(package: str, name: str) -> list[str]:
+    """Those of the installed `package` whose sources register a function `name` as torch's custom operator.
+
+    Sources are read, as to import them all would take minutes. Without the package, the package itself.
+    """
+    if not package:
+        return []
+    named = re.compile(
+        rf"""["'](\w+::)?{re.escape(name)}["']|^ *def {re.escape(name)}\(|custom_op\w*\(\s*{re.escape(name)}\b""", re.M
+    )
+    return [module for module, source in _sources(package).items() if named.search(source)] or [package]
+
+
+@cache
+def _sources(package: str) -> dict[str, str]:
+    """By module's name, the sources in `package` that make a custom operator; none where it is not installed."""
+    spec = importlib.util.find_spec(package)
+    found = {}
+    for root in (spec and spec.submodule_search_locations) or ():
+        for path in sorted(Path(root).rglob("*.py")):
+            source = path.read_text(errors="replace")
+            if "custom_op" in source:
+                parts = path.relative_to(root).with_suffix("").parts
+                found[".".join((package, *parts)).removesuffix(".__init__")] = source
+    return found
 
 
 def _import_error(module: str) -> str | None:
@@ -197,7 +209,7 @@ def _functions(namespace: str, names: str, *written: str) -> dict[str, tuple[str
     return dict.fromkeys((f"{namespace}::{name}" for name in names.split()), written)
 
 
-FUNCTIONS = {  # that a Recording may name, with prefixes of the names of the arguments that they write
+FUNCTIONS = {  # that a Recording may name, with the names of the arguments that they write
     **_functions(
         "flashinfer", "rmsnorm gemma_rmsnorm rmsnorm_quant silu_and_mul gelu_and_mul gelu_tanh_and_mul", "out"
     ),
@@ -206,8 +218,9 @@ FUNCTIONS = {  # that a Recording may name, with prefixes of the names of the ar
     **_functions("flashinfer", "fused_add_rmsnorm_quant", "out", "residual"),
     **_functions("flashinfer", "apply_rope_with_cos_sin_cache_inplace", "query", "key"),
     **_functions("flashinfer", "append_paged_kv_cache", "paged_kv_cache"),
-    **_functions("flashinfer", "fused_topk_deepseek", "topk_values", "topk_indices"),
-    **_functions("flashinfer", "chunk_gated_delta_rule", "output", "state_checkpoints"),
+    **_functions("flashinfer", "concat_mla_k", "k"),
+    **_functions("flashinfer", "fused_topk_deepseek", "topk_values", "topk_indices", "routing_replay_out"),
+    **_functions("flashinfer", "chunk_gated_delta_rule", "output", "output_state", "state_checkpoints"),
     **_functions("flashinfer", "allreduce_fusion", "output", "residual_out", "norm_out", "quant_out", "scale_out"),
     **_functions("deep_gemm", "fp8_gemm_nt fp8_fp4_gemm_nt bf16_gemm_nt", "d"),
     **_functions("deep_gemm", "m_grouped_fp8_gemm_nt_contiguous m_grouped_fp8_gemm_nt_masked", "d"),
@@ -226,7 +239,7 @@ def resolve_function(call: Call) -> Operator:
     """The library's function that `call` is of, or the operator that it registers with the same parameters; Skip says
     why there is none. A process group, which the tap has added, is not passed to it.
     """
-    load_library(call.namespace)
+    load_library(call.operator)
     names = [argument.name or "" for argument in call.args]
     passed = [not isinstance(argument.value, Group) for argument in call.args]
     if is_registered(call.operator, ""):
@@ -281,7 +294,7 @@ def is_engine_class(call: Call) -> bool:
 
 def resolve_class(call: Call) -> Operator:
     """The operator that runs `call`; Skip says why there is none."""
-    load_library(call.namespace)
+    load_library(call.operator)
     kind = _find_class(call)
     taken = _forward_parameters(kind)
     names = [argument.name or "" for argument in call.args]

@@ -40,6 +40,6 @@ def recorded(tmp_path: Path, values: Values) -> Write:
 @pytest.fixture(scope="module")
 def worker() -> Iterable[Worker]:
     """A worker on the CPU without a Recording. It outlives any Call, so a module's tests share it."""
-    session = {"device": "cpu", "home": "cpu", "root": None, "namespaces": [], "threads": 1}
+    session = {"device": "cpu", "home": "cpu", "root": None, "operators": [], "threads": 1}
     with Worker(session, REPLAY_WORKER) as started:
         yield started

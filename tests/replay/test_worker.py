@@ -23,7 +23,7 @@ from kcap.schemas.derive.bound_call import Inputs
 from kcap.system.worker_process import Worker
 
 MM = call("aten::mm", tensor(8, 8), tensor(8, 8, storage=1))
-SESSION = ReplaySession(device="cpu", threads=1, home="cpu", root=None, namespaces=[], trust=False, cache="cold")
+SESSION = ReplaySession(device="cpu", threads=1, home="cpu", root=None, operators=[], trust=False, cache="cold")
 SLOW = call("aten::mm", tensor(3000, 3000), tensor(3000, 3000, storage=1))
 
 

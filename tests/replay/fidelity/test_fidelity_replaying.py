@@ -51,7 +51,7 @@ def kind(recording: Recording) -> KindSteps:
 
 @pytest.fixture
 def worker(recording: Recording) -> Iterator[Worker]:
-    session = {"device": "cpu", "home": "cpu", "root": str(recording.path), "namespaces": [], "threads": 1}
+    session = {"device": "cpu", "home": "cpu", "root": str(recording.path), "operators": [], "threads": 1}
     with Worker({**session, "cache": "serving", "kernels": True}, REPLAY_WORKER) as started:
         yield started
 

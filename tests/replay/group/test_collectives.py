@@ -34,7 +34,7 @@ from kcap.schemas.recording.recording import Argument, Call
 from kcap.schemas.recording.values import Group, Opaque, Value
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
-SESSION = {"device": "cpu", "home": "cpu", "root": None, "namespaces": [], "threads": 1}
+SESSION = {"device": "cpu", "home": "cpu", "root": None, "operators": [], "threads": 1}
 X = tensor(64, 32, dtype="bfloat16")
 WORK = (False, -1)  # not asynchronous, no time limit
 

@@ -41,7 +41,7 @@ def test_a_program_is_run_by_as_many_ranks_as_most_of_its_collectives_had(job: P
     alone = {number: StandaloneResult("ok", method="host") for number in job.counts}
     request = job.request(alone, 0.01)
     assert request["ranks"] == 2
-    session = {"device": "cpu", "home": "cpu", "root": str(job.recording.path), "namespaces": [], "threads": 1}
+    session = {"device": "cpu", "home": "cpu", "root": str(job.recording.path), "operators": [], "threads": 1}
     group = GroupWorker(session, REPLAY_WORKER, 2)
     answer = group.run(request, 60)
     group.end()

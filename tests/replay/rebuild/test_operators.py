@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,6 +66,41 @@ def test_a_missing_library_is_named_with_its_install_command(monkeypatch: pytest
     monkeypatch.setitem(operators.LIBRARIES, "nolib", operators.Library("no-lib", ("kcap_no_such_module",)))
     with pytest.raises(Skip, match="needs no-lib: pip install no-lib"):
         resolve_operator("nolib::kernel")
+
+
+SCALE = """import torch
+
+@torch.library.custom_op("kcap_engine::scale", mutates_args=())
+def scale(x: torch.Tensor, by: float) -> torch.Tensor:
+    return x * by
+"""
+BROKEN = """raise OSError("no driver")
+
+@custom_op("kcap_engine::broken")
+def broken(): ...
+"""
+
+
+def test_of_an_engine_only_what_registers_the_operator_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kcap_engine" / "ops").mkdir(parents=True)
+    for name, source in {"__init__": "", "ops/__init__": "", "ops/scale": SCALE, "ops/broken": BROKEN}.items():
+        (tmp_path / "kcap_engine" / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(operators.LIBRARIES, "kcap_engine", operators.Library("engine", package="kcap_engine"))
+    monkeypatch.setitem(operators.LIBRARIES, "kcap_absent", operators.Library("absent", package="kcap_absent"))
+    resolved = resolve_operator("kcap_engine::scale")
+    assert [argument.name for argument in resolved.schema.arguments] == ["x", "by"]
+    assert torch.equal(resolved.call(torch.ones(2), 3.0), torch.full((2,), 3.0))
+    assert "kcap_engine.ops.broken" not in sys.modules
+    for operator, reason in {
+        "kcap_engine::scal": "have no operator kcap_engine::scal",
+        "kcap_engine::broken": r"needs engine.*import kcap_engine.ops.broken: OSError: no driver",
+        "kcap_absent::scale": r"needs absent: pip install absent .*No module named 'kcap_absent'",
+    }.items():
+        with pytest.raises(Skip, match=reason):
+            resolve_operator(operator)
 
 
 def test_an_unknown_namespace_says_so() -> None:

@@ -35,7 +35,7 @@ def named(operator: str, **arguments: Value) -> Call:
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
     """Puts these values into the Recording of the one worker; a test skips where vLLM is not its CPU build."""
     root = tmp_path_factory.mktemp("vllm") / "rec"
-    session = {"device": "cpu", "home": "cpu", "root": str(root), "namespaces": ["_C"], "threads": 1}
+    session = {"device": "cpu", "home": "cpu", "root": str(root), "operators": ["_C::rms_norm"], "threads": 1}
     write_recording(root, Metadata(), [])
     with Worker(session, REPLAY_WORKER) as worker:
 

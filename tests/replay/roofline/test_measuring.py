@@ -154,7 +154,7 @@ class TestOnAGpu:
         """As replay times it: 48 MiB of weights, which memory or the L2 gives."""
         weight = tensor(6144, 4096, dtype="bfloat16", storage=1, device="cuda:0")
         linear = call("aten::linear", tensor(16, 4096, dtype="bfloat16", device="cuda:0"), weight)
-        session = {"device": "cuda", "home": "cuda", "root": None, "namespaces": [], "threads": None, "cache": cache}
+        session = {"device": "cuda", "home": "cuda", "root": None, "operators": [], "threads": None, "cache": cache}
         with Worker(session, REPLAY_WORKER) as worker:
             answer = worker.run(request_for(linear, 0.1), 120)
             told = {**worker.environment, **answer, "call": 0, "operator": "aten::linear"}

@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 
-SESSION = {"device": "cuda", "home": "cuda", "root": None, "namespaces": [], "threads": None}
+SESSION = {"device": "cuda", "home": "cuda", "root": None, "operators": [], "threads": None}
 
 
 @pytest.fixture(scope="module")
