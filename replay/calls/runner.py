@@ -78,7 +78,7 @@ class Runner:
         clocks = read_clocks(device)
         resolved = self.rebuilder.resolve(call, sample, timed=True)
         inputs = self.rebuilder.build(resolved)
-        cost = cost_of_call(call, resolved)
+        cost = cost_of_call(call, resolved, inputs)
         touched = touched_bytes(resolved, cost)
         if self.peers:
             return self._time_together(resolved, inputs, cost, seconds, self.peers)

@@ -83,7 +83,7 @@ class PreparedCall:
     def touched(self) -> int:
         """Of `set_bytes`, those that one invocation touches."""
         assert self.resolved is not None
-        touched = touched_bytes(self.resolved, cost_of_call(self.call, self.resolved))
+        touched = touched_bytes(self.resolved, cost_of_call(self.call, self.resolved, self.sets[0]))
         return size_of_storages(self.persistent, self.sets[0], touched).touched
 
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-
 from kcap.replay.rebuild.rebuild import ResolvedCall
 from kcap.replay.roofline.sweeps import sweeps_all, unread_inputs
 from kcap.schemas.derive import families
-from kcap.schemas.derive.bound_call import BoundCall, invocation_of_bound
+from kcap.schemas.derive.bound_call import Inputs, invocation_of_bound
 from kcap.schemas.derive.cost import Cost, CostInputs, cost_of_instance, distinct_bytes
 from kcap.schemas.derive.families import REFUSALS, recognize
 from kcap.schemas.derive.invocation import flatten
@@ -27,20 +25,17 @@ from kcap.schemas.recording.values import TensorSpec, storage_bytes, tensors
 from kcap.schemas.results.measurement import LeastWork
 
 
-def cost_of_call(call: Call, resolved: ResolvedCall) -> Cost | None:
-    """The bytes and FLOPs that one invocation needs; None where they are unknown.
+def cost_of_call(call: Call, resolved: ResolvedCall, inputs: Inputs) -> Cost | None:
+    """The bytes and FLOPs that one invocation on `inputs` needs; None where they are unknown.
 
-    A Recording from elsewhere may hold any arguments: none of them is an error here.
+    It is run once where only its results tell how much it writes: torch, asked without data, imports its compiler, for
+    seconds. A Recording from elsewhere may hold any arguments: none of them is an error here.
     """
     if not does_work(call):
         return None
     try:
         instance = recognize(invocation_of_bound(resolved.bound, call.launch))
-        cost = (
-            cost_of_instance(instance).within(resolved.input_bytes)
-            if instance
-            else sweep_cost(resolved.bound, written_arguments(resolved))
-        )
+        cost = cost_of_instance(instance).within(resolved.input_bytes) if instance else sweep_cost(resolved, inputs)
     except REFUSALS:
         return None
     return cost if cost and (cost.bytes or cost.flops) else None
@@ -52,8 +47,9 @@ def written_arguments(resolved: ResolvedCall) -> frozenset[str]:
     return frozenset(a.name for a in declared if a.alias_info is not None and a.alias_info.is_write)
 
 
-def sweep_cost(bound: BoundCall, writes: frozenset[str]) -> Cost | None:
+def sweep_cost(resolved: ResolvedCall, inputs: Inputs) -> Cost | None:
     """The Cost of an operator that reads all of its inputs and writes all of its outputs; None for any other."""
+    bound, writes = resolved.bound, written_arguments(resolved)
     if bound.namespace != "aten" or not sweeps_all(bound.operator):
         return None
     unread = unread_inputs(bound.operator) | {name for name in writes if name != "self"}
@@ -63,7 +59,7 @@ def sweep_cost(bound: BoundCall, writes: frozenset[str]) -> Cost | None:
     if unread_inputs(bound.operator) and {spec.storage for spec in read} & {spec.storage for spec in written}:
         return None  # a tensor copied to itself is left alone
     read_bytes = sum(storage_bytes(read))
-    total = read_bytes + (sum(storage_bytes(written)) if written else _returned(bound))
+    total = read_bytes + (sum(storage_bytes(written)) if written else _returned(resolved, inputs))
     return Cost(total, read_bytes, 0, next((s.dtype for s in read if BY_NAME[s.dtype].kind == "float"), ""))
 
 
@@ -71,11 +67,10 @@ def _specs(arguments: Iterable[Argument]) -> list[TensorSpec]:
     return [spec for _, spec in tensors([argument.value for argument in arguments])]
 
 
-def _returned(bound: BoundCall) -> int:
-    """Bytes of the operator's new results, which torch computes without data."""
-    packet, _, overload = bound.operator.removeprefix("aten::").partition(".")
-    run = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    return sum(map(distinct_bytes, flatten(run(**invocation_of_bound(bound).arguments), several=True).values()))
+def _returned(resolved: ResolvedCall, inputs: Inputs) -> int:
+    """Bytes of the operator's new results."""
+    results = resolved.operator.call(*inputs.args, **inputs.kwargs)
+    return sum(map(distinct_bytes, flatten(results, several=True).values()))
 
 
 COPYING_OP_TYPES = frozenset("copy clone contiguous to to_copy fill zero".split())  # an input itself may be the answer

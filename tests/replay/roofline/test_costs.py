@@ -28,7 +28,9 @@ Write = Callable[..., Path]
 
 
 def cost(one: Call, sample: Sample | None = None, root: Path | None = None, cut: bool = True) -> Cost | None:
-    return cost_of_call(one, Rebuilder("cpu", "cpu", root).resolve(one, sample, timed=cut))
+    rebuilder = Rebuilder("cpu", "cpu", root)
+    resolved = rebuilder.resolve(one, sample, timed=cut)
+    return cost_of_call(one, resolved, rebuilder.build(resolved))
 
 
 def of(operator: str, *values: Any, **more: Any) -> Cost | None:

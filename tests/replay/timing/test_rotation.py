@@ -28,9 +28,8 @@ def made(of: Call, cache: Cache):
     rebuilder = Rebuilder("cpu", "cpu", None)
     resolved = rebuilder.resolve(of, None, timed=True)
     first = rebuilder.build(resolved)
-    return first, rotation_of_call(
-        cache, rebuilder, resolved, touched_bytes(resolved, cost_of_call(of, resolved)), first
-    )
+    touched = touched_bytes(resolved, cost_of_call(of, resolved, first))
+    return first, rotation_of_call(cache, rebuilder, resolved, touched, first)
 
 
 def test_in_serving_the_weight_moves_and_the_activation_stays() -> None:
