@@ -47,6 +47,9 @@ WRAPPER = """
 #   return %add
 triton_poi_fused_add_0 = async_compile.triton('triton_poi_fused_add_0', '''
 def triton_poi_fused_add_0(in_ptr0): pass
+def call(args):
+    triton_poi_fused_add_0.run(*args, stream=stream0)  # torch's benchmark of it
+    triton_poi_fused_add_0.run(*args, stream=stream0)
 ''', device_str='cuda')
 
 

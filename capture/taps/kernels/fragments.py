@@ -81,7 +81,7 @@ def _in_text(text: str, name: str) -> str | None:
     lines = text[head:start].splitlines()[1:]
     if not lines or len(text[head:start]) > LONGEST or not all(line.startswith(LINE) for line in lines):
         return None  # the comment of another kernel
-    call = re.compile(rf"^\s+{re.escape(name)}(?:\.run)?(\(.*\))$", re.MULTILINE | re.ASCII).search(text, start)
+    call = re.compile(rf"^\s+{re.escape(name)}(?:\.run)?(\((?!\*).*\))$", re.MULTILINE | re.ASCII).search(text, start)
     found = [line[len(LINE) :] for line in lines]
     if call:
         given = set(re.findall(r"\w+", call[1]))
