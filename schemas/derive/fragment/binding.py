@@ -146,15 +146,15 @@ class Nodes:
         return value
 
     def _type(self, value: FragmentValue) -> TorchConstant | None:
-        definition = self.find(value.name) if isinstance(value, Ref) else None
-        layout = (
-            definition.layout
-            if isinstance(definition, Operation)
-            else self.input_buffers.get(definition)
-            if isinstance(definition, str)
-            else None
-        )
+        layout = self.layout(value.name) if isinstance(value, Ref) else None
         return TorchConstant("dtype", layout.dtype) if layout else None
+
+    def layout(self, name: str) -> Layout | None:
+        """What the node `name` is like, where that is known."""
+        definition = self.find(name)
+        if isinstance(definition, Operation):
+            return definition.layout
+        return self.input_buffers.get(definition) if isinstance(definition, str) else None
 
     def takes(self, operation: Operation) -> list[str]:
         """The nodes that `run` takes for `operation`."""
@@ -209,6 +209,12 @@ class Binding:
     reads: dict[str, Pointer] = field(default_factory=dict)
     writes: dict[str, Pointer] = field(default_factory=dict)
     symbols: dict[str, int] = field(default_factory=dict)
+
+
+def is_shared(nodes: Nodes, binding: Binding) -> bool:
+    """Whether the fragment is of other kernels, too: those that inductor makes of one group of nodes, because they can
+    run side by side, have one fragment, which names buffers that this one does not read."""
+    return binding.reads.keys() != nodes.input_buffers.keys()
 
 
 def launch_pointers(call: Call, fragment: Fragment) -> list[Pointer]:
@@ -269,18 +275,20 @@ def _match_by_order(
     verb: str,
     whole: bool,
 ) -> None:
-    """Match the pointers that no name matched with the buffers that are left, in order; `whole`: with all of them."""
+    """Match the pointers that no name matched with the buffers that are left, in order; `whole`: with all of them.
+
+    Where the names match all pointers, the buffers that are left are of other kernels (`is_shared`).
+    """
     bound = {pointer.path for pointer in into.values()}
     open_names = [name for name in names if name not in into]
     open_pointers = [pointer for pointer in pointers if pointer.path not in bound]
     if whole and not open_names and all(pointer.written for pointer in open_pointers):
         return  # the kernel itself wrote what it reads there
-    if not open_pointers or len(open_names) < len(open_pointers) or (whole and len(open_names) != len(open_pointers)):
-        if open_pointers or (whole and open_names):
-            raise FragmentError(
-                f"it {verb} {len(open_pointers)} buffers, of which its fragment names {len(open_names)}"
-            )
+    if not open_pointers:
         return
+    if len(open_names) < len(open_pointers) or (whole and len(open_names) > len(open_pointers)):
+        which = f"which of {len(open_names)} buffers the {len(open_pointers)} that it {verb} are"
+        raise FragmentError(f"its fragment does not say {which}")
     fitting = list(_fitting(open_names, open_pointers, layouts, symbols))
     if len(fitting) != 1:
         raise FragmentError(f"{len(fitting)} orders fit the buffers that it {verb}")

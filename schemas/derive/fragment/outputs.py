@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from kcap.schemas.derive.fragment.binding import Binding, Nodes, Pointer, layout_fits
+from kcap.schemas.derive.fragment.binding import Binding, Nodes, Pointer, is_shared, layout_fits
 from kcap.schemas.derive.fragment.text import Operation
 from kcap.schemas.derive.fragment.values import FragmentError, Ref
 
@@ -15,7 +15,8 @@ Outputs = list[tuple[str, Pointer]]
 def written_nodes(nodes: Nodes, binding: Binding) -> Outputs:
     """The nodes that the kernel writes, in the order of its arguments.
 
-    A buffer that is no node's holds the one end of the fragment whose layout matches, or is scratch.
+    A buffer that is no node's holds the one end of the fragment whose layout matches, or is scratch; where the fragment
+    is of other kernels, too, the end may be theirs.
     """
     outputs, unnamed, copied = [], {}, 0
     for name, pointer in binding.writes.items():
@@ -29,6 +30,8 @@ def written_nodes(nodes: Nodes, binding: Binding) -> Outputs:
             raise FragmentError(f"its fragment does not say all that %{name} comes from")
     if copied < len(nodes.copies):
         raise FragmentError("its fragment does not say which buffer it writes in place")
+    if unnamed and is_shared(nodes, binding):
+        raise FragmentError(f"its fragment is of other kernels, too, and no operator of it is %{next(iter(unnamed))}")
     outputs += _joined_outputs(nodes, binding, unnamed)
     joined = {pointer.path for _, pointer in outputs}
     outputs += _unnamed_outputs(nodes, binding, {n: p for n, p in unnamed.items() if p.path not in joined})
@@ -91,12 +94,13 @@ def _matching_ends(nodes: Nodes, binding: Binding, pointer: Pointer) -> dict[str
     """The ends of the fragment that `pointer` may hold, and of each the node that is like it."""
     node_by_end = {}
     for end in nodes.ends:
-        alike = [name for name in nodes.sources(end) if _layout_matches(nodes, name, pointer, binding.symbols)]
+        computed = [name for name in nodes.sources(end) if isinstance(nodes.find(name), Operation)]
+        alike = [name for name in computed if _layout_matches(nodes, name, pointer, binding.symbols)]
         if alike:
             node_by_end[end] = alike[0]
     return node_by_end
 
 
 def _layout_matches(nodes: Nodes, name: str, pointer: Pointer, symbols: dict[str, int]) -> bool:
-    node = nodes.find(name)
-    return isinstance(node, Operation) and node.layout is not None and layout_fits(node.layout, pointer.tensor, symbols)
+    layout = nodes.layout(name)
+    return layout is not None and layout_fits(layout, pointer.tensor, symbols)

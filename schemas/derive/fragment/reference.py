@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from kcap.errors import FormatError, kind_and_line
-from kcap.schemas.derive.fragment.binding import CONVERT, Binding, Nodes, Pointer, bind_buffers
+from kcap.schemas.derive.fragment.binding import CONVERT, VIEWS, Binding, Nodes, Pointer, bind_buffers, is_shared
 from kcap.schemas.derive.fragment.outputs import CAT, Outputs, written_nodes
 from kcap.schemas.derive.fragment.text import Layout, Operation, read_fragment
 from kcap.schemas.derive.fragment.values import FragmentError, FragmentValue, Ref, Size, Word
@@ -32,22 +32,21 @@ RANDOM = re.compile(r"rand|bernoulli|dropout|multinomial|normal_|seed", re.ASCII
 MEAN, SUM, DIVIDE = "aten.mean.dim", "aten.sum.dim_IntList", "aten.div.Tensor"
 SUM_BUFFER = re.compile(r"buf\d+", re.ASCII)
 MISREAD = "its fragment is not as kcap reads it"
-Parameters = Mapping[str, tuple[str, Layout | None]]
+Variables = list[tuple[str, Layout | None]]  # of run, with what they are like
 
 
-def write_run(nodes: Nodes, inputs: Parameters, outputs: list[str]) -> str:
-    """The module's text. `inputs`: nodes with the names and layouts of run's parameters; `outputs`: nodes.
+def write_run(nodes: Nodes, inputs: Mapping[str, str], parameters: Variables, outputs: list[str]) -> str:
+    """The module's text. `inputs`: nodes that are parameters; `parameters`: all, one at least; `outputs`: nodes.
 
     Values are named after their operators, so that a kernel has the same text in whichever graph it was compiled.
     FragmentError: it cannot be written.
     """
     operations = nodes.needed(outputs)
-    parameters = [parameter for parameter, _ in inputs.values()]
-    writer = _Writer(nodes, {**_names(operations), **{name: parameter for name, (parameter, _) in inputs.items()}})
-    body = [f"{writer.names[operation.name]} = {writer.call(operation)}" for operation in operations]
-    returned = [writer.value(Ref(name)) for name in outputs]
-    sizes = [f"{short} = {_symbol_source(symbol, inputs)}" for symbol, short in writer.symbols.items()]
-    lines = [f"def run({', '.join(parameters)}):", *(f"    {line}" for line in [*sizes, *body])]
+    writer = _Writer(nodes, {**_names(operations), **inputs}, parameters)
+    for operation in operations:
+        writer.assign(operation)
+    returned = [writer.returned(name) for name in outputs]
+    lines = [f"def run({', '.join(name for name, _ in parameters)}):", *(f"    {line}" for line in writer.lines)]
     text = "import torch\n\n\n" + "\n".join([*lines, f"    return {', '.join(returned)}", ""])
     try:
         ast.parse(text)
@@ -68,27 +67,58 @@ def _names(operations: list[Operation]) -> dict[str, str]:
     return names
 
 
-def _symbol_source(symbol: str, inputs: Parameters) -> str:
-    """The expression that `run` has `symbol` from."""
-    for name, layout in inputs.values():
-        for axis, size in enumerate(layout.shape if layout else ()):
-            if isinstance(size, Size) and size.operation == symbol:
-                return f"{name}.shape[{axis}]"
-    raise FragmentError(f"the size {symbol} is none of its inputs'")
+def _symbol_source(symbol: str, variables: Variables) -> str:
+    """The expression that `run` has `symbol` from: a size of a variable that is it, or else a multiple of it."""
+    sources = [
+        (multiple, f"{name}.shape[{axis}]")
+        for name, layout in variables
+        for axis, size in enumerate(layout.shape if layout else ())
+        if (multiple := _multiple(size, symbol))
+    ]
+    if not sources:
+        raise FragmentError(f"no input, and nothing computed from one before it is needed, has the size {symbol}")
+    multiple, source = min(sources, key=lambda item: item[0])
+    return source if multiple == 1 else f"{source} // {multiple}"
+
+
+def _multiple(size: Size | int, symbol: str) -> int:
+    """How many times `symbol` the `size` is; 0 where it is another expression."""
+    match size:
+        case Size(operation="*", operands=(int(multiple), Size(operation=operation))) if operation == symbol:
+            return max(multiple, 0)
+        case Size(operation=operation):
+            return int(operation == symbol)
+    return 0
 
 
 class _Writer:
-    """Writes expressions. `names`: what run calls a node, `symbols`: what it calls those that were written."""
+    """Writes the `lines` of run. `names`: what run calls a node, `symbols`: what it calls a symbol of sizes,
+    `variables`: those that it has so far."""
 
-    def __init__(self, nodes: Nodes, names: dict[str, str]) -> None:
+    def __init__(self, nodes: Nodes, names: dict[str, str], parameters: Variables) -> None:
         self.nodes = nodes
         self.names = names
-        self.given = next(
-            (names[name] for name in nodes.input_buffers if name in names), None
-        )  # on whose device the rest is
+        self.variables = [*parameters]
+        self.lines: list[str] = []
         self.symbols: dict[str, str] = {}
 
-    def call(self, operation: Operation) -> str:
+    def assign(self, operation: Operation) -> None:
+        name, call = self.names[operation.name], self._call(operation)
+        self.lines.append(f"{name} = {call}")
+        self.variables.append((name, operation.layout))
+
+    def returned(self, name: str) -> str:
+        """The value of an output; a copy of it where it would be an input, or a view of one."""
+        return self._node_text(name) + ".clone()" * self._shows_input(name)
+
+    def _shows_input(self, name: str) -> bool:
+        match self.nodes.find(name):
+            case Operation(target=target) as view if target in VIEWS:
+                return any(map(self._shows_input, view.refs()))
+            case definition:
+                return isinstance(definition, str)
+
+    def _call(self, operation: Operation) -> str:
         if operation.target == "getitem":
             return f"{self.value(operation.args[0])}[{self.value(operation.args[1])}]"
         if operation.target == CONVERT and len(operation.args) == 2:
@@ -104,12 +134,12 @@ class _Writer:
                 return self._node_text(name)
             case Size():
                 for symbol in value.symbols():
-                    self.symbols.setdefault(symbol, f"n{len(self.symbols)}")
+                    self._define(symbol)
                 return value.text(self.symbols)
             case Word(text=text):
                 return repr(text)
             case TorchConstant(kind="device"):
-                return f"{self.given}.device" if self.given else f"torch.device({value.name!r})"
+                return f"{self.variables[0][0]}.device"
             case TorchConstant():
                 return f"torch.{value.name}"
             case list():
@@ -117,6 +147,11 @@ class _Writer:
             case float():
                 return f"float('{value}')" if value != value or value in (float("inf"), -float("inf")) else repr(value)
         return repr(value)
+
+    def _define(self, symbol: str) -> None:
+        if symbol not in self.symbols:
+            self.symbols[symbol] = f"n{len(self.symbols)}"
+            self.lines.append(f"{self.symbols[symbol]} = {_symbol_source(symbol, self.variables)}")
 
     def _node_text(self, name: str) -> str:
         definition = self.nodes.find(name)
@@ -146,7 +181,8 @@ def check_target(target: str) -> None:
 class Port:
     """An input or output of `run`: its name, the path of its tensor in the Call's arguments, and what that is like.
 
-    Names are those of the kernel's parameters; what is read and written is `in_out_ptr0`, and `in_out_ptr0_out`.
+    Names are those of the kernel's parameters; what is read and written is `in_out_ptr0`, and `in_out_ptr0_out`. What a
+    kernel that reads nothing fills is an input, too: its content does not matter, its sizes do.
     """
 
     name: str
@@ -160,12 +196,14 @@ class FragmentReference:
     """`source` is a module whose `run` takes `inputs` and returns `outputs` (one: the tensor itself), in order.
 
     `scratch`: paths of arguments that the kernel writes and no ATen operator returns (partial sums of a reduction).
+    `shared`: not all operators of the fragment are this kernel's.
     """
 
     source: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     scratch: tuple[str, ...] = ()
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -209,14 +247,18 @@ def _reference(nodes: Nodes, binding: Binding, outputs: Outputs) -> FragmentRefe
     used = _used(nodes, results)
     if unused := [name for name in binding.reads if name not in used]:
         raise FragmentError(f"it reads %{unused[0]}, which none of its fragment's operators takes")
-    inputs = dict(sorted(binding.reads.items(), key=lambda item: int(item[1].path)))
-    parameters = {name: (pointer.name, nodes.input_buffers[name]) for name, pointer in inputs.items()}
+    if missing := used - binding.reads.keys():
+        raise FragmentError(f"none of its arguments is its fragment's %{min(missing)}")
+    reads = sorted(binding.reads.items(), key=lambda item: int(item[1].path))
+    inputs = reads or outputs  # of what is only filled the sizes are taken, as of the argument of aten.zero_
+    parameters = [(pointer.name, nodes.layout(name)) for name, pointer in inputs]
     output_paths = {pointer.path for _, pointer in outputs}
     return FragmentReference(
-        write_run(nodes, parameters, results),
-        tuple(_port(pointer.name, pointer) for pointer in inputs.values()),
-        tuple(_port(pointer.name + "_out" * pointer.read, pointer) for _, pointer in outputs),
+        write_run(nodes, {name: pointer.name for name, pointer in reads}, parameters, results),
+        tuple(_port(pointer.name, pointer) for _, pointer in inputs),
+        tuple(_port(pointer.name + "_out" * (pointer.read or not reads), pointer) for _, pointer in outputs),
         tuple(sorted({pointer.path for pointer in binding.writes.values()} - output_paths, key=int)),
+        is_shared(nodes, binding),
     )
 
 

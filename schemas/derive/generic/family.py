@@ -6,7 +6,10 @@ fragment does not say which of its nodes they are.
 
 from __future__ import annotations
 
+import re
+
 from kcap.errors import FormatError
+from kcap.schemas.derive.fragment.reference import FragmentReference, reference_from
 from kcap.schemas.derive.fragment.text import read_fragment
 from kcap.schemas.derive.fragment.values import FragmentError
 from kcap.schemas.derive.generic.pattern import registered_operator
@@ -51,13 +54,19 @@ def fused_family(call: Call, recording: Recording | None) -> str:
     except (FormatError, FragmentError):
         return ""
     quantizes = any(spec.dtype.startswith("float8") for _, spec in call.tensors())
-    return family_of_operators({operation.target.split(".")[-2:][0] for operation in operations}, quantizes)
+    operators = {operation.target.split(".")[-2:][0] for operation in operations}
+    reference = reference_from(call, text) if text is not None else None
+    if isinstance(reference, FragmentReference) and reference.shared:
+        operators &= set(re.findall(r"torch\.ops\.\w+\.(\w+)", reference.source))
+    return family_of_operators(operators, quantizes)
 
 
 def family_of_operators(operators: set[str], quantizes: bool) -> str:
     """`operators`: base names (`mul`); `quantizes`: float8 is among what it reads and writes."""
     if not operators:
         return ""
+    if len(operators) == 1 and operators & FAMILY_BY_BASE.keys():
+        return FAMILY_BY_BASE[next(iter(operators))]
     if "rsqrt" in operators:
         if operators & {"var_mean", "var"}:
             return "layernorm"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import orjson
 import pytest
@@ -12,7 +14,8 @@ import torch
 from kcap.bench.check.checker import as_list
 from kcap.replay.datasets.reference import compile_reference
 from kcap.schemas.derive.fragment.reference import MISREAD, FragmentReference, Unknown, reference_from
-from kcap.schemas.recording.recording import Argument, Call, Launch
+from kcap.schemas.derive.generic.family import fused_family
+from kcap.schemas.recording.recording import Argument, Call, Launch, Recording
 from kcap.schemas.recording.values import TensorSpec
 
 DATA = Path(__file__).parents[2] / "data" / "fragments"
@@ -26,7 +29,9 @@ def kernels_in(file: str) -> list[tuple[Call, str]]:
 MEANS = [*kernels_in("h200_means.jsonl"), *kernels_in("cpu_means.jsonl")]  # that one kernel sums and others divide
 JOINTS = kernels_in("cpu_joints.jsonl")  # which write the parts of a concatenation
 COPIED = kernels_in("h200_copied.jsonl")  # into an argument whose content nothing reads
-KERNELS = [*kernels_in("h200.jsonl"), *MEANS, *JOINTS, *COPIED]
+SHARED = kernels_in("h200_shared.jsonl")  # the fragment of a group of kernels
+SIZES = kernels_in("h200_sizes.jsonl")  # that no input has
+KERNELS = [*kernels_in("h200.jsonl"), *MEANS, *JOINTS, *COPIED, *SHARED, *SIZES]
 IDS = [call.operator.split("::")[1] for call, _ in KERNELS]
 
 
@@ -53,7 +58,7 @@ def test_without_what_kcap_adds_a_reference_is_the_same_or_there_is_none(call: C
 
 
 def test_most_fragments_stand_without_what_kcap_adds() -> None:
-    others = [one for one in KERNELS if one not in (*MEANS, *JOINTS, *COPIED)]
+    others = [one for one in KERNELS if one not in (*MEANS, *JOINTS, *COPIED, *SHARED, *SIZES)]
     references = [reference_from(call, torchs_own(fragment)) for call, fragment in others]
     assert sum(isinstance(reference, FragmentReference) for reference in references) >= len(others) // 2 - 1
 
@@ -255,3 +260,100 @@ def test_parts_that_lie_apart_are_of_no_concatenation() -> None:
     ]
     found = reference_from(call.model_copy(update={"args": apart}), fragment)
     assert isinstance(found, Unknown) and MISREAD not in found.reason
+
+
+def computed(call: Call, fragment: str, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    """What the reference makes of `inputs`; of these it may give none back."""
+    reference = reference_from(call, fragment)
+    assert isinstance(reference, FragmentReference), reference
+    results = as_list(compile_reference(reference.source, "fused")(*inputs))
+    assert not {result.data_ptr() for result in results} & {tensor.data_ptr() for tensor in inputs}
+    return list(results)
+
+
+def rms_normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x.float(), (x.shape[-1],), eps=1e-6).bfloat16() * weight
+
+
+def test_a_kernel_that_shares_its_fragment_is_of_the_operators_that_give_what_it_writes() -> None:
+    """DeepSeek's: the latent part of a projection is normed by one kernel, the other is rotated by another."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(16, 576).bfloat16(), torch.randn(512).bfloat16()
+    (normed,) = computed(*SHARED[0], x, weight)
+    torch.testing.assert_close(normed, rms_normed(x[:, :512], weight), rtol=0.02, atol=0.05)
+    x, positions, table = torch.randn(16, 2112).bfloat16(), torch.randperm(16), torch.randn(163840, 64).bfloat16()
+    (found,) = computed(*SHARED[1], x, positions, table)
+    pairs = x[:, None, 2048:].unflatten(-1, (32, 2)).transpose(-1, -2)
+    both = torch.stack(rotated(pairs, *table[positions].chunk(2, -1)), -1).flatten(-2)
+    torch.testing.assert_close(found, both, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize(("kernel", "family"), [*zip(SHARED, ("rmsnorm", "rope", "fill"), strict=True)])
+def test_it_is_of_the_family_of_its_own_operators(kernel: tuple[Call, str], family: str) -> None:
+    recording = SimpleNamespace(fragment=lambda launch: kernel[1])
+    assert fused_family(kernel[0], cast(Recording, recording)) == family
+
+
+def test_what_is_only_filled_is_an_input_that_tells_its_sizes() -> None:
+    reference = reference_from(*SHARED[2])
+    assert isinstance(reference, FragmentReference)
+    assert [port.name for port in (*reference.inputs, *reference.outputs)] == ["out_ptr0", "out_ptr0_out"]
+    (zeros,) = computed(*SHARED[2], torch.ones(3, 32, 128).bfloat16())
+    assert torch.equal(zeros, torch.zeros(3, 32, 128).bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ("%buf0", "its fragment is of other kernels, too, and no operator of it is %buf0"),  # of two it may be either's
+        ("%sub,%abs\n%sub = buf0\n%abs = buf1", "none of its arguments is its fragment's %b"),
+    ],
+)
+def test_of_a_shared_fragment_nothing_is_guessed(names: str, reason: str) -> None:
+    other = SUB.replace("%sub", "%abs").replace("aten.sub.Tensor", "aten.abs.default").replace("(%a, %b)", "(%b,)")
+    call = launched(tensor("in_ptr0", 8, 4), tensor("out_ptr0", 8, 4))
+    assert reference_from(call, f"{A}{B}{SUB}{other}return {names}\ncall(a, buf0, 32)\n") == Unknown(reason)
+
+
+def test_a_shared_fragment_whose_wrapper_names_no_buffer_leaves_no_reference() -> None:
+    call, fragment = SHARED[0]
+    unnamed = f"{fragment[: fragment.index('call(')]}call(*args, stream=stream0)\n"
+    assert reference_from(call, unnamed) == Unknown(
+        "its fragment does not say which of 5 buffers the 2 that it reads are"
+    )
+
+
+def test_sizes_that_no_input_tells_are_those_of_what_is_computed_from_it() -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(5, 6144).bfloat16()
+    query, key = computed(*SIZES[0], qkv)
+    for sums, part, heads in ((query, qkv[:, :4096], 32), (key, qkv[:, 4096:5120], 8)):
+        torch.testing.assert_close(sums, part.view(5, heads, 128).float().pow(2).sum(-1, keepdim=True))
+    x, residual, weight = (torch.randn(*shape).bfloat16() for shape in ((5, 4096), (5 * 4096,), (4096,)))
+    (found,) = computed(*SIZES[1], x, residual, weight)
+    total = x.float() + residual.view(5, 4096)
+    torch.testing.assert_close(found, rms_normed(total, weight), rtol=0.02, atol=0.05)
+
+
+def test_a_size_of_which_an_input_has_a_multiple_is_its_part() -> None:
+    heads = torch.randn(3 * 32, 128).bfloat16()
+    (rows,) = computed(*SIZES[2], heads)
+    assert torch.equal(rows, heads.view(3, 4096))
+
+
+def test_a_size_that_nothing_tells_leaves_no_reference() -> None:
+    call = launched(tensor("in_ptr0", 8, 4), tensor("out_ptr0", 8, 4))
+    view = SUB.replace("aten.sub.Tensor", "aten.reshape.default").replace("(%a, %b)", "(%a, [s7, 4])")
+    reference = reference_from(call, f"{A}{view}return %sub\n%sub = buf0\ncall(a, buf0, 32)\n")
+    assert reference == Unknown("no input, and nothing computed from one before it is needed, has the size s7")
+
+
+def test_an_input_that_is_copied_into_another_argument_is_an_output() -> None:
+    """Qwen3-Next's norm of what four tensors add up to; one of them is the next layer's, too."""
+    torch.manual_seed(0)
+    parts, weight = [torch.randn(5, 2048).bfloat16() for _ in range(4)], torch.randn(2048).bfloat16()
+    normed, copied = computed(*COPIED[1], *parts, weight)
+    total = (parts[0] + parts[1] + (parts[2] + parts[3])).float()
+    expected = torch.nn.functional.rms_norm(total, (2048,), eps=1e-6) * (1 + weight.float())
+    torch.testing.assert_close(normed, expected.bfloat16(), rtol=0.02, atol=0.05)
+    assert torch.equal(copied, parts[2])

@@ -93,6 +93,7 @@ def test_a_launch_without_its_recording_is_refused(recording: Recording):
         ("amax sub exp sum div", "softmax"),
         ("embedding mul", "embedding"),
         ("index slice mul sub cat", "rope"),
+        ("full", "fill"),
         ("", ""),
     ],
 )
