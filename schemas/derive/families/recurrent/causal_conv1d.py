@@ -64,15 +64,20 @@ def run({inputs}):
 
 UNMODELLED = (
     *("num_accepted_tokens_ptr", "initial_state_idx", "block_idx_last_scheduled_token", "IS_APC_ENABLED"),
-    *("num_accept_tokens_ptr", "intermediate_conv_window_ptr", "retrieve_next_token_ptr", "cache_seqlens_ptr"),
+    *("num_accept_tokens_ptr", "SAVE_INTERMEDIATE", "retrieve_next_token_ptr", "cache_seqlens_ptr"),
 )
 STATE = ("state_cache_size", "dim", "state_len")
 
 
 @family("causal_conv1d", "triton::_causal_conv1d_update_kernel")
 def update(call: Invocation) -> KernelInstance:
-    """A decode. `x_ptr`, `o_ptr`: [batch, channels, 1], perhaps one tensor."""
+    """A decode. `x_ptr`, `o_ptr`: [batch, channels, 1], perhaps one tensor.
+
+    SGLang passes `x_ptr` once more for the windows of drafted tokens, where a constant says that none are kept.
+    """
     call.refuse(*UNMODELLED, "query_start_loc_ptr")
+    if call["SAVE_INTERMEDIATE"] is None:
+        call.refuse("intermediate_conv_window_ptr")
     x, out = (call.tensor(name).squeeze(-1) for name in ("x_ptr", "o_ptr"))
     state, indices = call.tensor("conv_state_ptr"), "conv_state_indices_ptr"
     padding = padding_of(call)

@@ -152,6 +152,15 @@ def test_a_decodes_convolution_is_sglangs_kernel(
         assert declined(UPDATE, **{**call, name: torch.zeros(3)})
 
 
+def test_a_decode_that_keeps_no_windows_of_drafted_tokens_passes_its_input_for_them(
+    convolutions: dict[str, Launcher],
+) -> None:
+    call = of_sglang(decode([3, -1, 8], 20, 4, padding=-1, out=torch.full((3, 20, 1), 7.0).half()))
+    call |= {"intermediate_conv_window_ptr": call["x_ptr"], "SAVE_INTERMEDIATE": False}
+    agrees(UPDATE, updates(convolutions), **call)
+    assert declined(UPDATE, **{**call, "SAVE_INTERMEDIATE": True})
+
+
 @pytest.mark.parametrize("by_table", [False, True])
 @pytest.mark.parametrize("counts", [[1], [20, 1, 2, 3], [2, 17, 8]])
 def test_a_prefills_convolution_is_sglangs_kernel(
