@@ -192,6 +192,12 @@ def total_bytes(*tensors: torch.Tensor) -> int:
     return sum(int(tensor.numel() * tensor.element_size()) for tensor in tensors)
 
 
+def has_strides(tensor: torch.Tensor, *strides: int | None) -> bool:
+    """Whether the dimensions of `tensor` have these strides, as far as they have more than one place; None: any."""
+    pairs = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return all(size == 1 or wanted is None or wanted == stride for size, stride, wanted in pairs)
+
+
 def distinct_rows(indices: torch.Tensor) -> int:
     """How many rows `indices` name; where their values are not known, one."""
     return min(indices.numel(), 1) if indices.is_meta else len(indices.unique())

@@ -22,7 +22,7 @@ from kcap.schemas.derive.families.attention.core import (
 from kcap.schemas.derive.families.attention.gqa_paged import attention_outputs, gather_source
 from kcap.schemas.derive.families.attention.pages import PagedBatch, last_lengths, listed_pages, table_pages
 from kcap.schemas.derive.families.attention.replay_rules import DENSE
-from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized
+from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, has_strides
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, scalar_arg, tensor_arg
 
 REFERENCE = """import math
@@ -263,6 +263,75 @@ def concat_queries(call: Invocation) -> KernelInstance:
         reference=CONCAT.format(h=h, c=c, p=p),
         description="The latent and the rotated part of queries as one tensor.",
     )
+
+
+KEYS = """import torch
+
+
+@torch.no_grad()
+def run(k_nope, k_pe):
+    assert k_nope.shape[1:] == ({h}, {n}) and k_pe.shape[1:] == (1, {p})
+    return torch.cat(({nope}, {pe}.expand(-1, {h}, -1)), dim=-1)
+"""
+
+
+@family(
+    "mla_concat",
+    "flashinfer::concat_mla_k",
+    "sgl_kernel::concat_mla_k",
+    "tvm::concat_mla_k",
+    "triton::concat_and_cast_mha_k_kernel",
+    "triton::concat_and_cast_mha_k_pad_kernel",
+)
+def concat_keys(call: Invocation) -> KernelInstance:
+    """Uncompressed keys: [tokens, heads, dim], and [tokens, 1, rotated] of all heads. Triton's cast, for any dtypes."""
+    out, nope, pe = (call.tensor(*names) for names in KEY_NAMES)
+    if nope.dim() != 3 or pe.dim() != 3 or {nope.dtype, pe.dtype, out.dtype} - {*FLOATS}:
+        raise Unrecognized("its parts are no heads, or quantized")
+    (tokens, h, n), p = nope.shape, pe.shape[2]
+    if out.shape != (tokens, h, n + p) or pe.shape[:2] != (tokens, 1):
+        raise Unrecognized("its keys are of other sizes than its parts")
+    if call.base.startswith("triton"):
+        require_constants(call, out, nope, pe)
+    elif {nope.dtype, pe.dtype} != {out.dtype}:
+        raise Unrecognized("its parts are of several types")
+    heads = ("num_tokens", "num_qo_heads")
+    words = abbreviate(nope.dtype, torch.bfloat16) + abbreviate(pe.dtype, nope.dtype).replace("_", "_kpe_")
+    cast = {name: cast_to(name, part.dtype, out.dtype) for name, part in (("k_nope", nope), ("k_pe", pe))}
+    return KernelInstance(
+        name=f"mla_concat_k{words}{abbreviate(out.dtype, nope.dtype).replace('_', '_to_')}_h{h}_nope{n}_kpe{p}",
+        op_type="mla_concat",
+        axes={"num_tokens": None, "num_qo_heads": h, "head_dim_nope": n, "head_dim_kpe": p, "head_dim_qk": n + p}
+        | {"num_kpe_heads": 1},
+        inputs={
+            "k_nope": tensor_arg(nope, *heads, "head_dim_nope", description="Keys without their position."),
+            "k_pe": tensor_arg(
+                pe, "num_tokens", "num_kpe_heads", "head_dim_kpe", description="The same for all heads."
+            ),
+        },
+        outputs={"k": lazy_arg(out.dtype, (*heads, "head_dim_qk"), lambda: out)},
+        reference=KEYS.format(h=h, n=n, p=p, nope=cast["k_nope"], pe=cast["k_pe"]),
+        description="The parts of keys without and with their position as one tensor.",
+    )
+
+
+KEY_NAMES = (("k", "k_ptr", "arg0"), ("k_nope", "k_nope_ptr", "arg1"), ("k_rope", "k_rope_ptr", "arg2"))
+
+
+def cast_to(name: str, dtype: torch.dtype, target: torch.dtype) -> str:
+    return name if dtype == target else f"{name}.to({target})"
+
+
+def require_constants(call: Invocation, out: torch.Tensor, nope: torch.Tensor, pe: torch.Tensor) -> None:
+    """Unrecognized unless the Triton kernel's constants are those of these tensors."""
+    sizes = tuple(call[name] for name in ("head_cnt", "nope_dim", "rope_dim"))
+    laid_out = (
+        has_strides(out, call["k_stride0"], call["k_stride1"], 1),
+        has_strides(nope, call["nope_stride0"], call["nope_stride1"], 1),
+        has_strides(pe, call["rope_stride0"], None, 1),
+    )
+    if sizes != (*nope.shape[1:], pe.shape[2]) or not all(laid_out):
+        raise Unrecognized("its constants are not those of its tensors")
 
 
 cost_function("mla_concat")(CostInputs.whole)

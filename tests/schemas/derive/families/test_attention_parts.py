@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, randn
+from agreement import agrees, checked, declined, kernel_of, launched, randn
 from interpreted import kernels
 
 MERGE = "_C::merge_attn_states"
@@ -93,3 +93,63 @@ def test_queries_of_latent_attention_are_joined():
     }
     assert agrees("_C_cache_ops::concat_mla_q", run, **call_arguments).name == "mla_concat_h16_ckv512_kpe64"
     assert declined("_C_cache_ops::concat_mla_q", **{**call_arguments, "q_out": call_arguments["q_out"].float()})
+
+
+def keys(tokens: int, heads: int, n: int, p: int, *dtypes: torch.dtype) -> dict[str, torch.Tensor]:
+    """Parts as models have them: of a projection together with the values, and of the latent's."""
+    dtypes = dtypes or (torch.bfloat16,) * 3
+    return {
+        "k": torch.full((tokens, heads, n + p), 7.0, dtype=dtypes[0]),
+        "k_nope": randn(tokens, heads, 2 * n, dtype=dtypes[1], seed=1)[..., :n],
+        "k_rope": randn(tokens, 1, 3 * p, dtype=dtypes[2], seed=2)[..., p : 2 * p],
+    }
+
+
+def launched_keys(call: dict[str, torch.Tensor]) -> Arguments:
+    """The arguments of SGLang's Triton kernels."""
+    k, nope, rope = call.values()
+    strides = {"k_stride0": k.stride(0), "k_stride1": k.stride(1), "rope_stride0": rope.stride(0)}
+    strides |= {"nope_stride0": nope.stride(0), "nope_stride1": nope.stride(1)}
+    sizes = {"head_cnt": k.shape[1], "nope_dim": nope.shape[2], "rope_dim": rope.shape[2]}
+    return {f"{name}_ptr": tensor for name, tensor in call.items()} | strides | sizes
+
+
+CASTS = [(torch.bfloat16,) * 3, (torch.float16, torch.float32, torch.bfloat16), (torch.float32,) * 3]
+
+
+@pytest.mark.parametrize("dtypes", CASTS)
+@pytest.mark.parametrize(("tokens", "heads", "n", "p"), [(5, 4, 32, 16), (1, 1, 64, 32), (3, 6, 32, 64)])
+def test_keys_are_joined_as_sglangs_kernels_do(
+    tokens: int, heads: int, n: int, p: int, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    name = "concat_and_cast_mha_k_kernel" if heads & (heads - 1) == 0 else "concat_and_cast_mha_k_pad_kernel"
+    found, padded = kernels("sglang", "kernels/ops/attention/mla_qk_prep.py"), {"HEAD_BLOCK": 8} if heads == 6 else {}
+    call = launched_keys(keys(tokens, heads, n, p, *dtypes)) | padded
+    kernel = agrees(f"triton::{name}.s01234567", lambda **call: found[name][(tokens,)](**call), **call)
+    words = {CASTS[0]: "", CASTS[1]: "_fp32_kpe_bf16_to_fp16", CASTS[2]: "_fp32"}[dtypes]
+    assert kernel.name == f"mla_concat_k{words}_h{heads}_nope{n}_kpe{p}"
+    fixed = [name for name in call if not name.endswith("_ptr")]
+    assert launched(f"triton::{name}", call, *fixed).key == kernel.key
+
+
+def test_keys_are_joined_by_libraries() -> None:
+    """Each token's rotated part follows each of its heads: FlashInfer's source and SGLang's, which has no names."""
+
+    def run(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor) -> None:
+        for token in range(len(k)):
+            for head in range(k.shape[1]):
+                k[token, head] = torch.cat((k_nope[token, head], k_rope[token, 0]))
+
+    call = keys(3, 128, 128, 64)
+    for operator in ("flashinfer::concat_mla_k", "sgl_kernel::concat_mla_k"):
+        assert agrees(operator, run, **call).name == "mla_concat_k_h128_nope128_kpe64"
+    unnamed = {f"arg{place}": tensor for place, tensor in enumerate(keys(3, 128, 128, 64).values())}
+    agrees("tvm::concat_mla_k", lambda **call: run(*call.values()), **unnamed)
+    assert declined("flashinfer::concat_mla_k", **{**call, "k": call["k"].float()})
+    assert declined("flashinfer::concat_mla_k", **{**call, "k": call["k"][:2]})
+    assert declined("flashinfer::concat_mla_k", **{**call, "k_rope": call["k_nope"]})
+    triton = launched_keys(call)
+    assert not declined("triton::concat_and_cast_mha_k_kernel", **triton)
+    quantized = {"k_ptr": call["k"].to(torch.float8_e4m3fn)}
+    for other in (quantized, {"head_cnt": 64}, {"nope_stride1": 1}, {"k_stride0": 1}, {"k_ptr": call["k"].mT.mT[:2]}):
+        assert declined("triton::concat_and_cast_mha_k_kernel", **triton | other), other
