@@ -102,9 +102,8 @@ def update_instance(call: Invocation, caches: Callable[[], Pair], slots: TensorA
     k, v = (new.reshape(len(new), heads, dim) for new in (k, v))
     if {k.dtype, v.dtype, v_cache.dtype} != {k_cache.dtype} or v_cache.shape != k_cache.shape:
         raise Unrecognized("its caches are quantized, or of two shapes")
-    skipped = call["reserved_skip_index"]
-    skips = isinstance(skipped, int) and skipped >= 0
-    word = abbreviate(k.dtype, torch.bfloat16) + (f"_skip{skipped}" if skips else "")
+    skipped = skipped_slot(call, "reserved_skip_index")
+    word = abbreviate(k.dtype, torch.bfloat16) + skip_word(skipped)
     new = ("num_tokens", "num_kv_heads", "head_dim")
     inputs = {
         "k": tensor_arg(k, *new),
@@ -121,19 +120,37 @@ def update_instance(call: Invocation, caches: Callable[[], Pair], slots: TensorA
             "k_cache_out": lazy_arg(k.dtype, CACHE_AXES, lambda: caches()[0]),
             "v_cache_out": lazy_arg(v.dtype, CACHE_AXES, lambda: caches()[1]),
         },
-        reference=REFERENCE.format(
-            ps=page_size, kv=heads, d=dim, written=f"slot_mapping != {skipped}" if skips else "slot_mapping >= 0"
-        ),
+        reference=REFERENCE.format(ps=page_size, kv=heads, d=dim, written=written_tokens(skipped)),
         description="New keys and values are written to a paged cache.",
-        touched=lambda: _touched(slots, k, skipped if skips else None),
+        touched=lambda: _touched(slots, k, skipped),
     )
 
 
 def _touched(slots: TensorArg, k: torch.Tensor, skipped: int | None) -> int:
     """Bytes: of a token that is padding, neither key nor value is read."""
     indices: torch.Tensor = slots.get()
-    used = indices if skipped is None or indices.is_meta else indices[indices != skipped]
-    return 4 * rows_written(used) * total_bytes(k[:1]) + total_bytes(indices)
+    return 4 * rows_written(used_slots(indices, skipped)) * total_bytes(k[:1]) + total_bytes(indices)
+
+
+def skipped_slot(call: Invocation, *names: str) -> int | None:
+    """The slot to which newer SGLang writes nothing, the first of `names` that is set; None if there is none."""
+    skipped = next((call[name] for name in names if call[name] is not None), -1)
+    if not isinstance(skipped, int):
+        raise Unrecognized("the slot that it skips is not known")
+    return skipped if skipped >= 0 else None
+
+
+def skip_word(skipped: int | None) -> str:
+    return "" if skipped is None else f"_skip{skipped}"
+
+
+def written_tokens(skipped: int | None) -> str:
+    """Which tokens are written, in a reference."""
+    return "slot_mapping >= 0" if skipped is None else f"slot_mapping != {skipped}"
+
+
+def used_slots(slots: torch.Tensor, skipped: int | None) -> torch.Tensor:
+    return slots if skipped is None or slots.is_meta else slots[slots != skipped]
 
 
 def new_rows(call: Invocation, slots: TensorArg, *names: str) -> torch.Tensor:
@@ -149,7 +166,7 @@ LATENT_REFERENCE = """import torch
 def run(ckv, kpe, kv_cache, slot_mapping):
     assert ckv.shape[1:] == ({ckv},) and kpe.shape[1:] == ({kpe},)
     assert kv_cache.shape[1:] == ({ps}, {both})
-    written = slot_mapping >= 0
+    written = {written}
     kv_cache_out = kv_cache.clone(memory_format=torch.contiguous_format)
     kv_cache_out.flatten(0, 1)[slot_mapping[written].long()] = torch.cat((ckv, kpe), dim=1)[written]
     return kv_cache_out
@@ -158,28 +175,53 @@ def run(ckv, kpe, kv_cache, slot_mapping):
 
 @family("cache_update", "_C_cache_ops::concat_and_cache_mla", "_C::concat_and_cache_mla_cpu")
 def latent_update(call: Invocation) -> KernelInstance:
-    """`ckv`: [tokens, latent], `kpe`: [tokens, rotated], the cache: [pages, rows of a page, both]."""
-    cache, slots = call.tensor("kv_cache"), slots_of(call)
-    tokens = slots.value.shape[0]
-    ckv, kpe = (call.tensor(*names)[:tokens] for names in (("kv_c", "kv_c_normed"), ("k_pe",)))
-    (page_size, width), (c, p) = cache.shape[1:], (ckv.shape[1], kpe.shape[1])
-    if cache.dtype != ckv.dtype or kpe.dtype != ckv.dtype or width != c + p:
-        raise Unrecognized("its cache is quantized")
-    rows = ("num_pages", "page_size", "head_dim_kv")
+    """`kv_cache`: [pages, rows of a page, latent + rotated]."""
+    return latent_instance(call, lambda: call.tensor("kv_cache"), (("kv_c", "kv_c_normed"), ("k_pe",)), slots_of(call))
+
+
+@family("cache_update", "tvm::set_mla_kv_buffer")
+def sglang_latent_update(call: Invocation) -> KernelInstance:
+    """Arguments without names: the cache of rows, slots, latent and rotated parts, warps, and the slot that is skipped.
+
+    0.5.15 skips none.
+    """
+    slots = tensor_arg(call.tensor("loc", "arg1"), "num_tokens", description=SLOTS_DESCRIPTION)
+    if slots.value.dim() != 1 or call.tensor("kv_buffer", "arg0").dim() != 2:
+        raise Unrecognized("its cache is of no rows")
+    parts, skipped = (("k_nope", "arg2"), ("k_rope", "arg3")), skipped_slot(call, "reserved_skip_index", "arg5")
+    return latent_instance(call, lambda: call.tensor("kv_buffer", "arg0")[:, None], parts, slots, skipped)
+
+
+def latent_instance(
+    call: Invocation,
+    cache: Callable[[], torch.Tensor],
+    parts: tuple[tuple[str, ...], ...],
+    slots: TensorArg,
+    skipped: int | None = None,
+) -> KernelInstance:
+    """`parts`: names of those of each token, [tokens, latent] and [tokens, rotated]; `cache` gives it as it then is."""
+    rows, tokens = cache(), slots.value.shape[0]
+    ckv, kpe = (call.tensor(*names)[:tokens] for names in parts)
+    (page_size, width), (c, p) = rows.shape[1:], (ckv.shape[1], kpe.shape[1])
+    if rows.dtype != ckv.dtype or kpe.dtype != ckv.dtype or width != c + p:
+        raise Unrecognized("its cache is quantized, or wider than what is written")
+    cells = ("num_pages", "page_size", "head_dim_kv")
     axes = {"num_tokens": None, "num_pages": None, "page_size": page_size, "head_dim_ckv": c, "head_dim_kpe": p}
     inputs = {
         "ckv": tensor_arg(ckv, "num_tokens", "head_dim_ckv"),
         "kpe": tensor_arg(kpe, "num_tokens", "head_dim_kpe"),
     }
     return KernelInstance(
-        name=f"cache_update_mla{abbreviate(ckv.dtype, torch.bfloat16)}_ckv{c}_kpe{p}_ps{page_size}",
+        name=f"cache_update_mla{abbreviate(ckv.dtype, torch.bfloat16)}{skip_word(skipped)}_ckv{c}_kpe{p}_ps{page_size}",
         op_type="cache_update",
         axes={**axes, "head_dim_kv": width},
-        inputs={**inputs, "kv_cache": tensor_arg(cache, *rows), "slot_mapping": slots},
-        outputs={"kv_cache_out": lazy_arg(cache.dtype, rows, lambda: call.tensor("kv_cache"))},
-        reference=LATENT_REFERENCE.format(ckv=c, kpe=p, ps=page_size, both=width),
+        inputs={**inputs, "kv_cache": tensor_arg(rows, *cells), "slot_mapping": slots},
+        outputs={"kv_cache_out": lazy_arg(rows.dtype, cells, cache)},
+        reference=LATENT_REFERENCE.format(ckv=c, kpe=p, ps=page_size, both=width, written=written_tokens(skipped)),
         description="New latent keys and values are written to a paged cache.",
-        touched=lambda: rows_written(slots.value) * 2 * width * cache.element_size() + total_bytes(slots.value),
+        touched=lambda: (
+            rows_written(used_slots(slots.value, skipped)) * 2 * width * rows.element_size() + total_bytes(slots.value)
+        ),
     )
 
 

@@ -126,6 +126,38 @@ def test_sglangs_operator(skipped: int | None):
     assert kernel.name == f"cache_update{'_skip0' if skipped == 0 else ''}_kv1_d128_ps1"
 
 
+LATENT = "tvm::set_mla_kv_buffer"
+
+
+def unnamed(slots: list[int], *more: Any) -> Arguments:
+    """Of SGLang's function, whose rotated part is cut out of a projection: nothing names its arguments."""
+    values = (randn(50, 96, seed=1), torch.tensor(slots), randn(len(slots), 64, seed=2), randn(len(slots), 80)[:, 48:])
+    return {f"arg{place}": value for place, value in enumerate((*values, *more))}
+
+
+@pytest.mark.parametrize(("more", "rows"), [((4,), 4), ((8, -1), 4), ((8, 0), 3)])
+def test_sglangs_latent_cache(more: tuple[int, ...], rows: int) -> None:
+    """As its source in CUDA has it: newer releases skip a slot."""
+
+    def run(**call: Any) -> None:
+        slots = [-1 if slot in more[1:] else slot for slot in call["arg1"].tolist()]
+        written(call["arg0"][:, None], torch.cat((call["arg2"], call["arg3"]), dim=1), slots)
+
+    kernel = agrees(LATENT, run, **unnamed([7, 0, 49, 3], *more))
+    assert kernel.name == f"cache_update_mla{'_skip0' if rows == 3 else ''}_ckv64_kpe32_ps1"
+    assert kernel.touched is not None and kernel.touched() == rows * 2 * 96 * 2 + 4 * 8
+    names = ("kv_buffer", "loc", "k_nope", "k_rope", "num_warps", "reserved_skip_index")
+    named = dict(zip(names, unnamed([7, 0, 49, 3], *more).values(), strict=False))
+    assert kernel_of(LATENT, **named).key == kernel.key, "replay names the arguments"
+
+
+def test_latent_caches_of_another_kind_are_declined() -> None:
+    call = unnamed([7, 0, 49, 3], 4)
+    wider, quantized = randn(50, 128), call["arg0"].to(torch.float8_e4m3fn)
+    for other in ({"arg0": wider}, {"arg0": quantized}, {"arg3": call["arg3"].float()}, {"arg5": "drifts"}):
+        assert declined(LATENT, **call | other), other
+
+
 @pytest.mark.parametrize(("slots", "rows"), [([7, 9, 49, 3], 4), ([7, 0, 0, 0], 2)])
 def test_slots_that_several_tokens_share_are_written_once(slots: list[int], rows: int):
     """As by the padding of a graph's batch."""
