@@ -286,10 +286,28 @@ def test_tables_are_as_wide_as_the_rows_that_are_filled() -> None:
         ragged("memset", None, width=600, n_slices=EXPERTS)
 
 
-def test_counts_of_experts_are_added_to_whole_words_of_them() -> None:
-    arguments: dict[str, Value] = {"B": TensorSpec((TOKENS, 2), "uint32"), "Out": ints(40), "OutPartials": ints(4, 64)}
+def combined(blocks: int, width: int = 20) -> BoundCall:
+    """The launch that fills so many blocks of 512 of the schedule, among others, as vLLM's package has it."""
+    schedule = TensorSpec((4, width), "int32", (512, 1), storage=1)
+    tables = {"ExpertHist": ints(EXPERTS), "PartialHist": ints(3, 32), "MDStarts": ints(5, 512), "Indx": ints(30)}
+    sizes = {"SIZES": 4, "BLOCK_A": 512}
+    return prepared("triton::_combined_routing_memset", sizes, MDTileInfo=schedule, blocks1a=5 + blocks, **tables)
+
+
+def test_counts_of_the_older_package_add_up_and_its_schedule_is_filled_whole() -> None:
+    bound = combined(4)
+    counts = content(bound, "ExpertHist")
+    assert counts.any() and counts.tolist() == content(bound, "PartialHist").sum(0)[:EXPERTS].tolist()
+    assert bound.spec("MDTileInfo").shape == (4, 512) and not content(bound, "MDTileInfo").any()
+    with pytest.raises(Skip, match="'MDTileInfo' ends before what it fills"):
+        combined(5)
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("Out", "OutPartials"), ("Ret", "Partials")])
+def test_counts_of_experts_are_added_to_whole_words_of_them(name: str, blocks: str) -> None:
+    arguments: dict[str, Value] = {"B": TensorSpec((TOKENS, 2), "uint32"), name: ints(40), blocks: ints(4, 64)}
     bound = prepared("triton::_sum_bitmatrix_rows", {}, **arguments)
-    assert bound.spec("Out").shape == (64,) and not content(bound, "Out").any()
+    assert bound.spec(name).shape == (64,) and not content(bound, name).any()
     assert replay_rule_for("triton::_sum_bitmatrix_rows").added_to == ("Out",)
 
 

@@ -1,8 +1,9 @@
-"""moe_align of the newer `triton_kernels`, with which SGLang runs gpt-oss: tokens sorted by expert, from sets of bits.
+"""moe_align of `triton_kernels`, with which gpt-oss runs: tokens sorted by expert, from sets of bits.
 
 A slot is a token with one of its experts, a row its place among all slots by expert. `_sum_bitmatrix_rows` counts the
-tokens of each expert, over all and in blocks of them; stage 1 makes starts of both counts, and stage 2 from these the
-rows. ragged.py has what follows, blocks of rows.
+tokens of each expert, over all and in blocks of them. In the newer package, which SGLang has, stage 1 makes starts of
+both counts, and stage 2 from these the rows. ragged.py has what follows, blocks of rows, and the two launches in which
+the older package, vLLM's, does all of this.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ ROWS = """import torch
 
 @torch.no_grad()
 def run(topk_ids, block_starts, expert_starts, sorted_slots, slot_rows):
-    assert topk_ids.shape[-1] == {k} and block_starts.shape[-1] == {columns}
+{sort}    return sorted_slots_out, slot_rows_out
+"""
+SORT = """    assert topk_ids.shape[-1] == {k} and block_starts.shape[-1] == {columns}
     ids = topk_ids.flatten().to(torch.int64)
     (slots,) = torch.where(ids >= 0)
     ids, blocks = ids[slots], slots // {size}
@@ -62,8 +65,10 @@ def run(topk_ids, block_starts, expert_starts, sorted_slots, slot_rows):
     sorted_slots_out, slot_rows_out = sorted_slots.clone(), slot_rows.clone()
     sorted_slots_out[rows] = slots.to(torch.int32)
     slot_rows_out[slots] = rows.to(torch.int32)
-    return sorted_slots_out, slot_rows_out
 """
+
+
+SORTED = ("moe_align_rows", "moe_align_combined_rows")  # op_types
 
 
 def require_integers(*tensors: torch.Tensor) -> None:
@@ -73,15 +78,14 @@ def require_integers(*tensors: torch.Tensor) -> None:
 
 @family("moe_align", "triton::_sum_bitmatrix_rows")
 def count_tokens(call: Invocation) -> KernelInstance:
-    """`B`: [seq_len, num_words], 32 experts to a word; `Out`: [num_experts], to which it adds.
-
-    vLLM's kernel of this name, with `Ret`, is left to its replay rule.
-    """
-    bits, out, partial = call.tensor("B"), call.tensor("Out"), call.tensor("OutPartials")
-    block, words = int(call.number("BLOCK_M")), bits.shape[1]
+    """`B`: [seq_len, num_words], 32 experts to a word; `Out`, vLLM's `Ret`: [num_experts], to which it adds."""
+    bits, out, partial = call.tensor("B"), call.tensor("Out", "Ret"), call.tensor("OutPartials", "Partials")
+    block, tile, words = int(call.number("BLOCK_M")), int(call.number("BLOCK_MM")), bits.shape[1]
     require_integers(out, partial)
     if call["shape_bm"] != len(bits) or not len(out) == partial.shape[1] == 32 * words:
         raise Unrecognized("it takes some of the rows, or has experts of a part of a word")
+    if len(partial) * block != -(-len(bits) // tile) * tile:
+        raise Unrecognized("it counts some of the blocks")
     return KernelInstance(
         name=f"moe_align_counts_e{len(out)}_bs{block}",
         op_type="moe_align_counts",
@@ -163,42 +167,42 @@ def rows_of_slots(call: Invocation) -> KernelInstance:
             "sorted_slots_out": lazy_arg("int32", ("num_slots",), lambda: slots, "The slot of each row."),
             "slot_rows_out": lazy_arg("int32", ("num_slots",), lambda: rows, "The row of each slot."),
         },
-        reference=ROWS.format(k=k, columns=columns, size=block * k),
+        reference=ROWS.format(sort=SORT.format(k=k, columns=columns, size=block * k)),
         description=f"Slots sorted by expert, from where the rows of each expert and of each {block} tokens start.",
         constraints=("num_slots == seq_len * top_k", f"num_blocks == (seq_len + {block - 1}) // {block}"),
         touched=lambda: total_bytes(ids, partial, starts, slots, rows),
     )
 
 
-@cost_function("moe_align_counts", "moe_align_starts", "moe_align_rows")
+@cost_function("moe_align_counts", "moe_align_starts", "moe_align_combined_starts", "moe_align_rows")
 def align_cost(inputs: CostInputs) -> Cost:
     names = ("expert_bits", "expert_counts", "topk_ids", "block_starts", "expert_starts")
     read = [*names, *(["block_counts"] if "slots" in inputs else [])]
     return inputs.cost(inputs.read(*(name for name in read if name in inputs)))
 
 
-def block_size(definition: Definition) -> int:
-    """Of a block, which no axis says, by the word for it in the name; other words may follow."""
-    found = re.search(r"_bs(\d+)", definition.name)
+def block_size(definition: Definition, word: str = "bs") -> int:
+    """Of a block, which no axis says, by the `word` for it in the name; other words may follow."""
+    found = re.search(rf"_{word}(\d+)", definition.name)
     assert found is not None, definition.name
     return int(found[1])
 
 
-@valid_input("topk_ids", op_types=("moe_align_rows",))
+@valid_input("topk_ids", op_types=SORTED)
 def valid_ids(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     """Other experts for each token, by rising number."""
     ids = expert_ids(draft, name)
     return None if ids is None else ids.sort(dim=-1).values
 
 
-@valid_input("expert_starts", op_types=("moe_align_rows",))
+@valid_input("expert_starts", op_types=SORTED)
 def valid_expert_starts(draft: WorkloadDraft, name: str) -> torch.Tensor:
     ids, (experts,) = draft["topk_ids"].cpu().long(), draft.shape(name)
     counts = torch.bincount(ids[ids >= 0].flatten(), minlength=experts)
     return counts.cumsum(0) - counts
 
 
-@valid_input("block_starts", op_types=("moe_align_rows",))
+@valid_input("block_starts", op_types=SORTED)
 def valid_block_starts(draft: WorkloadDraft, name: str) -> torch.Tensor:
     blocks, columns = draft.shape(name)
     return starts_by_block(draft["topk_ids"].cpu().long(), blocks, columns, block_size(draft.definition))[1]

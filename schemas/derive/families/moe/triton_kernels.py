@@ -1,7 +1,7 @@
 """Kernels of OpenAI's `triton_kernels` around `matmul_ogs`: routing, and sums of the products' rows.
 
-Routing sorts by expert in steps (`_combined_routing_*`), each of which has a replay rule. Those of the newer package,
-which SGLang has, are in bitmatrix.py and ragged.py.
+What sorts tokens by expert between them is in bitmatrix.py and ragged.py; of the older package (`_combined_routing_*`)
+the replay rules are here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kcap.schemas.derive.cost import CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
 from kcap.schemas.derive.families.gemm.weight_only import set_words
 from kcap.schemas.derive.families.moe.align import drawn_experts, sum_instance
-from kcap.schemas.derive.index_arguments import set_zeros
+from kcap.schemas.derive.index_arguments import set_indices_below, set_zeros
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
@@ -189,24 +189,38 @@ class TopkForward(ReplayRule):
 
 @replay_rule("triton::_sum_bitmatrix_memset", "triton::_sum_bitmatrix_rows")
 class SumBitmatrix(ReplayRule):
-    """Any bits are a set of experts. The newer kernel adds to `Out`, for whole words of them."""
+    """Any bits are a set of experts. It adds to `Out` (the older one to `Ret`), for whole words of them."""
 
     added_to = ("Out",)
 
     def prepare(self, bound: BoundCall) -> None:
         set_words(bound, "B")
-        partial, out = bound["OutPartials"], bound["Out"]
-        if isinstance(partial, TensorSpec) and isinstance(out, TensorSpec):
-            bound.set_value("Out", replace(out, shape=(max(partial.shape[1], out.numel),)))
+        for name, counts in (("Out", "OutPartials"), ("Ret", "Partials")):
+            partial, out = bound[counts], bound[name]
+            if isinstance(partial, TensorSpec) and isinstance(out, TensorSpec) and len(partial.shape) == 2:
+                bound.set_value(name, replace(out, shape=(max(partial.shape[1], out.numel),)))
         set_zeros(bound, "Ret", "Partials", "Out", "OutPartials")
 
 
 @replay_rule("triton::_combined_routing_memset")
 class RoutingMemset(ReplayRule):
-    """It sums histograms up; by none of their values memory is walked."""
+    """It sums histograms up; by none of their values memory is walked.
+
+    The schedule is filled in whole rows of `BLOCK_A`: its table becomes as wide as its rows are apart.
+    """
 
     def prepare(self, bound: BoundCall) -> None:
-        set_zeros(bound, "Indx", "ExpertHist", "FinalExpertOffs", "PartialHist", "MDStarts", "MDTileInfo")
+        schedule, experts = bound.spec("MDTileInfo"), bound.spec("ExpertHist").numel
+        width = schedule.effective_strides[0]
+        filled = (bound.integer("blocks1a") - bound.integer("SIZES") - 1) * bound.integer("BLOCK_A")
+        if filled > schedule.shape[0] * width:
+            raise Skip("its table 'MDTileInfo' ends before what it fills")
+        bound.set_value("MDTileInfo", replace(schedule, shape=(schedule.shape[0], width)))
+        set_indices_below(bound, "PartialHist", HISTOGRAM_ROWS + 1)
+        if bound.content("ExpertHist") is None:
+            counts = bound.contents[str(bound.index("PartialHist"))].sum(dim=0)
+            bound.set_content("ExpertHist", counts[:experts])
+        set_zeros(bound, "Indx", "FinalExpertOffs", "MDStarts", "MDTileInfo")
 
 
 HISTOGRAM_ROWS = 32  # tokens that a row of the partial histograms counts: HIST_BLOCK_M of `SortTokens`
