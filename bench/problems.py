@@ -20,7 +20,7 @@ from kcap.errors import FormatError
 from kcap.replay.jobs import SEED
 from kcap.replay.rebuild import rebuild
 from kcap.replay.rebuild.launches import is_launch, launch_rule
-from kcap.replay.rebuild.rebuild import apply_rule
+from kcap.replay.rebuild.rebuild import apply_rule, name_arguments
 from kcap.replay.source import Samples, group_samples, needs_sample, samples_by_call
 from kcap.schemas.derive import families
 from kcap.schemas.derive.bound_call import BoundCall, Skip, bind_call, invocation_of_bound
@@ -210,7 +210,9 @@ def bound_call(call: Call, sample: Sample | None, recording: Recording | None) -
     Packed weights stay without values: who reads the Workload draws them. Skip if a value is not known.
     """
     bound = bind_call(call, sample, None, recording.value if recording else lambda _: None)
-    apply_rule(bound, launch_rule(call, recording) if is_launch(call) else families.replay_rule_for(call.operator))
+    rule = launch_rule(call, recording) if is_launch(call) else families.replay_rule_for(call.operator)
+    name_arguments(bound, rule)
+    apply_rule(bound, rule)
     rebuild.resolve_indices(bound)
     for path in bound.drawn:
         del bound.contents[path]

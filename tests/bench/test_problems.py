@@ -205,3 +205,12 @@ def test_integers_that_a_collective_moves_need_no_sample(made) -> None:
     (problem,) = found.problems
     (workload,) = problem.workloads.values()
     assert {name: given.type for name, given in workload.inputs.items()} == {"inputs_0": "random", "inputs_1": "random"}
+
+
+def test_a_rule_finds_arguments_that_nothing_names(made) -> None:
+    """Those of a function that SGLang compiles at run time: which rows it writes is the rule's."""
+    values = (floats(50, 96), ints(4, storage=1), floats(4, 64, storage=2), floats(4, 32, storage=3), 8)
+    _, found = made([call(0, "tvm::set_mla_kv_buffer", **{f"arg{n}": value for n, value in enumerate(values)})])
+    (problem,) = found.problems
+    (workload,) = problem.workloads.values()
+    assert workload.axes == {"num_tokens": 4, "num_pages": 4} and workload.inputs["slot_mapping"].type == "safetensors"
