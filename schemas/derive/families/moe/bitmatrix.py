@@ -19,8 +19,8 @@ from kcap.schemas.derive.families.moe.align import drawn_experts
 from kcap.schemas.derive.families.moe.fused import expert_ids
 from kcap.schemas.derive.families.moe.triton_kernels import in_rows, starts_by_block
 from kcap.schemas.derive.index_arguments import set_indices_below, set_zeros
-from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
-from kcap.schemas.derive.kernel import KernelInstance, lazy_arg, tensor_arg
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, has_strides, total_bytes
+from kcap.schemas.derive.kernel import KernelInstance, TensorArg, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
 from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.flashinfer.descriptions import BEFORE, FOR_ITS_LENGTH
@@ -91,7 +91,9 @@ def count_tokens(call: Invocation) -> KernelInstance:
         op_type="moe_align_counts",
         axes={"seq_len": None, "num_words": words, "num_experts": len(out), "num_blocks": None},
         inputs={
-            "expert_bits": lazy_arg("int32", ("seq_len", "num_words"), lambda: in_rows(bits), "32 experts to a word."),
+            "expert_bits": TensorArg(
+                ("seq_len", "num_words"), "int32", lambda: in_rows(bits), "32 experts to a word.", any_bits=True
+            ),
             "expert_counts": tensor_arg(out, "num_experts", description=BEFORE),
             "block_counts": tensor_arg(partial, "num_blocks", "num_experts", description=FOR_ITS_LENGTH),
         },
@@ -112,7 +114,8 @@ def starts_of_counts(call: Invocation) -> KernelInstance:
     starts, e, value = call.tensor("ColOffs"), call["n_cols"], call["sentinel"]
     require_integers(counts, partial, slots, starts)
     sizes = (call["shape_pm"], call["n_combined_indx"], call["stride_pm"], e)
-    if sizes != (len(partial), len(slots), 1, len(counts)) or partial.stride(0) != 1 or not isinstance(value, int):
+    laid_out = has_strides(partial, 1, call["stride_pn"])
+    if sizes != (len(partial), len(slots), 1, len(counts)) or not laid_out or not isinstance(value, int):
         raise Unrecognized("it takes some of its tables, or their rows lie apart")
     cells = ("num_blocks", "num_columns")
     return KernelInstance(
@@ -186,6 +189,12 @@ def block_size(definition: Definition, word: str = "bs") -> int:
     found = re.search(rf"_{word}(\d+)", definition.name)
     assert found is not None, definition.name
     return int(found[1])
+
+
+@valid_input("expert_bits", op_types=("moe_align_counts",))
+def valid_bits(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """Any are a set of experts."""
+    return draft.integers(-(1 << 31), 1 << 31, draft.shape(name))
 
 
 @valid_input("topk_ids", op_types=SORTED)

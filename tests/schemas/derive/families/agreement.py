@@ -58,6 +58,16 @@ def declined(operator: str, **arguments: Any) -> bool:
     return recognize(Invocation(operator, arguments)) is None
 
 
+def on_meta(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Tensors without data, that lie as these do: as a family first sees a Call."""
+    return {
+        name: torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        if isinstance(value, torch.Tensor)
+        else value
+        for name, value in arguments.items()
+    }
+
+
 def checked(kernel: KernelInstance) -> Definition:
     """Its Definition, through the format's own validators and back."""
     definition = kernel.definition()

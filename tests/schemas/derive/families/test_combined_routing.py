@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, launched, randn
+from agreement import agrees, checked, declined, kernel_of, launched, on_meta, randn
 from interpreted import folder_of, kernels
 from test_chunked_delta_rule import made_by_rule
 from test_newer_triton_kernels import Routing, counting, launch
@@ -130,6 +130,8 @@ def test_slots_and_weights_are_sorted_by_expert(runs: dict[str, Run], tokens: in
     kernel = agrees(f"triton::{MEMSET}.s01234567", runs[MEMSET], **call)
     assert kernel.name == f"moe_align_combined_starts_e{experts}_c{experts}_n4_tile16"
     assert launched(f"triton::{MEMSET}", call, "BLOCK", "SIZES", "BLOCK_A", "BLOCK_N", "BLOCK_M").key == kernel.key
+    sampled = {name: call[name].contiguous() for name in ("PartialHist", "MDTileInfo")}
+    assert kernel_of(f"triton::{MEMSET}", **call | sampled).key == kernel.key, "a Sample's values lie in order"
     call = after(routing, call)
     kernel = agrees(f"triton::{COMPUTE}.s01234567", runs[COMPUTE], **call)
     assert kernel.name == f"moe_align_combined_rows_topk{k}_e{experts}_c{experts}_bs32_n4_tile16"
@@ -184,7 +186,7 @@ def test_what_is_not_modelled_is_declined() -> None:
     routing, call = before(70, 4, 32)
     others: list[Arguments] = [{"size": 8}, {"hist_size": 31}, {"shape_pm": 2}, {"stride_pn": 1}, {"blocks1a": 7}]
     others += [{"SIZES": 3}, {"tile_starts_stridem": 33}, {"ExpertHist": call["ExpertHist"].long()}]
-    assert all(declined(f"triton::{MEMSET}", **call | other) for other in others)
+    assert all(declined(f"triton::{MEMSET}", **on_meta(call | other)) for other in others)
     call = after(routing, call)
     others = [{"n_tokens": 69}, {"n_tokens": torch.tensor([70]).to("meta")}, {"N_EXPTS_ACT": 2}, {"blocks2a": 32}]
     others += [{"PartialOffs": call["PartialOffs"][:2]}, {"ExptScal": call["ExptScal"].T.contiguous().T}]
@@ -193,7 +195,7 @@ def test_what_is_not_modelled_is_declined() -> None:
         {"GateScal": call["GateScal"].float()},
         {"GatherIndx": call["GatherIndx"][1:]},
     ]
-    assert all(declined(f"triton::{COMPUTE}", **call | other) for other in others)
+    assert all(declined(f"triton::{COMPUTE}", **on_meta(call | other)) for other in others)
 
 
 def test_costs_and_what_is_written() -> None:
