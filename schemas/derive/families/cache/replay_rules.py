@@ -5,12 +5,10 @@ Read in vllm/_custom_ops.py (vLLM 0.22.1), sglang/kernels/ops of SGLang 0.5.23 a
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, table_of_addresses
-from kcap.schemas.derive.families import ReplayRule, rebuilt_argument, replay_rule
+from kcap.schemas.derive.bound_call import BoundCall, Skip
+from kcap.schemas.derive.families import ReplayRule, replay_rule
 from kcap.schemas.derive.families.attention.replay_rules import CPU_CACHES
 from kcap.schemas.derive.index_arguments import renumber_densely, renumber_slots, shrink_caches
 
@@ -132,25 +130,3 @@ class ConcatAndCacheMla(ReplayRule):
 
     def touched(self, bound: BoundCall, total: int) -> int:
         return slots_touched(bound, total, bound.spec("kv_cache").shape[1], self.idempotent_writes)
-
-
-@replay_rule("triton::_zero_kv_blocks_kernel")
-class ZeroBlocks(ReplayRule):
-    """vLLM 0.22.1's: `seg_addrs_ptr` has the addresses of the caches, all of whose blocks have PAGE_SIZE_EL int32."""
-
-    rebuilt_args = ("seg_addrs_ptr",)
-
-    def prepare(self, bound: BoundCall) -> None:
-        if not isinstance(bound["PAGE_SIZE_EL"], int) or bound.content("block_ids_ptr") is None:
-            raise Skip("its blocks, or their sizes, are not known")
-        bound.set_content("block_ids_ptr", torch.arange(bound.spec("block_ids_ptr").shape[0]))
-
-    def extra_bytes(self, bound: BoundCall) -> int:
-        return 4 * bound.integer("N_SEGS") * bound.spec("block_ids_ptr").shape[0] * bound.integer("PAGE_SIZE_EL")
-
-    def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
-        blocks = rebuilt_argument(bound, inputs, "block_ids_ptr")
-        shape = (bound.integer("N_SEGS"), len(blocks), bound.integer("PAGE_SIZE_EL"))
-        caches = torch.ones(shape, dtype=torch.int32, device=blocks.device)
-        inputs.keep.append(caches)
-        return {"seg_addrs_ptr": table_of_addresses(caches, blocks.device)}
