@@ -22,7 +22,6 @@ from kcap.replay.rebuild.batches import StepBatch
 from kcap.replay.rebuild.memory import limit_host_memory
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.replay.timing import device
-from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.recording.recording import Call, Sample
 from kcap.system.worker_process import Environment, receive_session, send, serve
 
@@ -70,11 +69,7 @@ def open_session() -> OpenSession | None:
     send(answers, environment)
     if "error" in environment:
         return None
-    for operator in session["operators"]:  # before the first Call's time limit runs
-        try:
-            operators.load_library(operator)
-        except Skip:
-            continue  # the Call that needs the library says so
+    operators.preload_libraries(session["operators"])  # before the first Call's time limit runs
     if environment["device"] == "cpu":
         limit_host_memory()
     root = Path(session["root"]) if session["root"] else None

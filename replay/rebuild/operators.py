@@ -19,6 +19,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import compress
@@ -157,15 +158,28 @@ LIBRARIES: dict[str, Library] = {
 }
 
 
+def preload_libraries(names: Iterable[str]) -> None:
+    """Import what registers the operators called `names`, as far as it is here, each library once."""
+    known = {name: LIBRARIES[namespace] for name in names if (namespace := name.split("::")[0]) in LIBRARIES}
+    for name in {name if library.package else library: name for name, library in known.items()}.values():
+        with suppress(Skip):  # the Call that needs it says so
+            load_library(name)
+
+
 def load_library(operator: str) -> list[str]:
     """Import what registers `operator`, and return the errors of modules that do not load; Skip if none does."""
-    namespace, _, name = operator.partition("::")
+    base = operator.split(".")[0]
+    namespace, _, name = base.partition("::")
     library = LIBRARIES.get(namespace)
     if library is None:
         raise Skip(f"no library is known to register the operators of '{namespace}'")
-    modules = [*library.modules, *_registering_modules(library.package, name.split(".")[0])]
-    errors = [message for module in modules if (message := _import_error(module))]
-    if modules and len(errors) == len(modules):
+    modules = [*library.modules, *_registering_modules(library.package, name)]
+    errors = []
+    for module in modules:
+        if library.package and is_registered(base, ""):
+            break
+        errors += _import_errors(module)
+    if len(errors) == len(modules):
         raise Skip(f"needs {library.install}: pip install {library.install} ({errors[0]})")
     return errors
 
@@ -180,7 +194,8 @@ def _registering_modules(package: str, name: str) -> list[str]:
     named = re.compile(
         rf"""["'](\w+::)?{re.escape(name)}["']|^ *def {re.escape(name)}\(|custom_op\w*\(\s*{re.escape(name)}\b""", re.M
     )
-    return [module for module, source in _sources(package).items() if named.search(source)] or [package]
+    found = [module for module, source in _sources(package).items() if name in source and named.search(source)]
+    return found or [package]
 
 
 @cache
@@ -197,12 +212,13 @@ def _sources(package: str) -> dict[str, str]:
     return found
 
 
-def _import_error(module: str) -> str | None:
+def _import_errors(module: str) -> list[str]:
+    """None, or the one that importing `module` raises."""
     try:
         importlib.import_module(module)
     except Exception as error:  # a library that does not load on this machine may raise anything
-        return f"import {module}: {kind_and_line(error)}"[:200]
-    return None
+        return [f"import {module}: {kind_and_line(error)}"[:200]]
+    return []
 
 
 def _functions(namespace: str, names: str, *written: str) -> dict[str, tuple[str, ...]]:
