@@ -109,7 +109,7 @@ class Parameters:
 class Library:
     """`modules` register the operators when imported, in this order; `install` is what pip calls it.
 
-    In `package` other modules register an operator each, in Python: which ones, differs from release to release.
+    In `package` other modules register an operator each, in Python: which ones differs from release to release.
     """
 
     install: str
@@ -185,9 +185,9 @@ def load_library(operator: str) -> list[str]:
 
 
 def _registering_modules(package: str, name: str) -> list[str]:
-    """Those of the installed `package` whose sources register a function `name` as torch's custom operator.
+    """Those of the installed `package` whose sources seem to register an operator called `name`, else the package.
 
-    Sources are read, as to import them all would take minutes. Without the package, the package itself.
+    Sources are read, as to import them all would take minutes.
     """
     if not package:
         return []
@@ -198,25 +198,29 @@ def _registering_modules(package: str, name: str) -> list[str]:
     return found or [package]
 
 
+REGISTERS = re.compile(r"custom_op|triton_op|\.define\(")
+
+
 @cache
 def _sources(package: str) -> dict[str, str]:
-    """By module's name, the sources in `package` that make a custom operator; none where it is not installed."""
+    """By module's name, the sources in `package` that register operators; none where it is not installed."""
     spec = importlib.util.find_spec(package)
     found = {}
     for root in (spec and spec.submodule_search_locations) or ():
         for path in sorted(Path(root).rglob("*.py")):
-            source = path.read_text(errors="replace")
-            if "custom_op" in source:
-                parts = path.relative_to(root).with_suffix("").parts
-                found[".".join((package, *parts)).removesuffix(".__init__")] = source
+            parts = path.relative_to(root).with_suffix("").parts
+            with suppress(OSError):  # no file, or none that may be read
+                source = path.read_text(errors="replace")
+                if REGISTERS.search(source) and not {"test", "tests"} & {*parts}:
+                    found[".".join((package, *parts)).removesuffix(".__init__")] = source
     return found
 
 
 def _import_errors(module: str) -> list[str]:
-    """None, or the one that importing `module` raises."""
+    """The error of importing `module`, if there is one."""
     try:
         importlib.import_module(module)
-    except Exception as error:  # a library that does not load on this machine may raise anything
+    except (Exception, SystemExit) as error:  # a library that does not load on this machine may raise anything
         return [f"import {module}: {kind_and_line(error)}"[:200]]
     return []
 

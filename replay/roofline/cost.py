@@ -28,8 +28,8 @@ from kcap.schemas.results.measurement import LeastWork
 def cost_of_call(call: Call, resolved: ResolvedCall, inputs: Inputs) -> Cost | None:
     """The bytes and FLOPs that one invocation on `inputs` needs; None where they are unknown.
 
-    It is run once where only its results tell how much it writes: torch, asked without data, imports its compiler, for
-    seconds. A Recording from elsewhere may hold any arguments: none of them is an error here.
+    The operator is run once where only its results tell how much it writes: torch, asked without data, imports its
+    compiler, for seconds. A Recording from elsewhere may hold any arguments: none of them is an error here.
     """
     if not does_work(call):
         return None
@@ -70,7 +70,7 @@ def _specs(arguments: Iterable[Argument]) -> list[TensorSpec]:
 def _returned(resolved: ResolvedCall, inputs: Inputs) -> int:
     """Bytes of the operator's new results."""
     results = resolved.operator.call(*inputs.args, **inputs.kwargs)
-    return sum(map(distinct_bytes, flatten(results, several=True).values()))
+    return sum(map(distinct_bytes, flatten(results).values()))
 
 
 COPYING_OP_TYPES = frozenset("copy clone contiguous to to_copy fill zero".split())  # an input itself may be the answer

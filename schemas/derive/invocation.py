@@ -195,7 +195,7 @@ def total_bytes(*tensors: torch.Tensor) -> int:
 def has_strides(tensor: torch.Tensor, *strides: int | None) -> bool:
     """Whether the dimensions of `tensor` have these strides, as far as they have more than one place; None: any.
 
-    Values of a Sample lie in order, however the recorded tensor did: of them nothing is known, and they pass.
+    A Sample's values are contiguous, however the recorded tensor lay: such a tensor passes.
     """
     if tensor.is_contiguous() and not tensor.is_meta:
         return True

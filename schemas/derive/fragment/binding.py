@@ -145,6 +145,10 @@ class Nodes:
             return inner.args[0] if operation.args[1:] == [FLOAT32] and inner.args[1] in HALVES else value
         return value
 
+    def keeps_type(self, operation: Operation) -> bool:
+        """Whether it converts to the dtype that it is given."""
+        return operation.target == CONVERT and self._type(operation.args[0]) == operation.args[1]
+
     def _type(self, value: FragmentValue) -> TorchConstant | None:
         layout = self.layout(value.name) if isinstance(value, Ref) else None
         return TorchConstant("dtype", layout.dtype) if layout else None
@@ -245,11 +249,16 @@ def bind_buffers(call: Call, nodes: Nodes) -> Binding:
         _match_by_name(binding.reads, nodes.input_buffers, fragment, pointer, before.get(pointer.path, pointer.buffer))
     for pointer in writing:
         _match_by_name(binding.writes, fragment.writes, fragment, pointer, pointer.buffer)
+    named = len(binding.writes)
     layouts = {name: _layout(nodes, name) for name in (*nodes.input_buffers, *fragment.writes)}
     _unify(binding.symbols, [(layouts[n], p.tensor) for n, p in (*binding.reads.items(), *binding.writes.items())])
     _match_by_order(binding.reads, nodes.input_buffers, reading, layouts, binding.symbols, "reads", whole=True)
     _match_by_order(binding.writes, fragment.writes, writing, layouts, binding.symbols, "writes", whole=False)
     _check_layouts(binding, layouts)
+    _check_names(fragment, {name: pointer for name, pointer in binding.reads.items() if not pointer.written})
+    _check_names(fragment, binding.writes)
+    if is_shared(nodes, binding) and len(binding.writes) > named:
+        raise FragmentError("several kernels share its fragment, which does not name all that this one writes")
     return binding
 
 
@@ -259,6 +268,14 @@ def _match_by_name(
     same = [name for name in names if fragment.buffer(name) == buffer]
     if len(same) == 1 and same[0] not in into:
         into[same[0]] = pointer
+
+
+def _check_names(fragment: Fragment, matched: Mapping[str, Pointer]) -> None:
+    """FragmentError if the wrapper's call has another node's buffer where a node was matched."""
+    for name, pointer in matched.items():
+        buffer = pointer.buffer
+        if buffer in fragment.buffers.values() and fragment.buffers.get(name, buffer) != buffer:
+            raise FragmentError(f"its fragment's %{name} is {fragment.buffers[name]}, and it is called with {buffer}")
 
 
 def _layout(nodes: Nodes, name: str) -> Layout | None:
@@ -287,8 +304,8 @@ def _match_by_order(
     if not open_pointers:
         return
     if len(open_names) < len(open_pointers) or (whole and len(open_names) > len(open_pointers)):
-        which = f"which of {len(open_names)} buffers the {len(open_pointers)} that it {verb} are"
-        raise FragmentError(f"its fragment does not say {which}")
+        count, named = len(open_pointers), len(open_names)
+        raise FragmentError(f"it {verb} {count} buffers that its wrapper does not name, and its fragment has {named}")
     fitting = list(_fitting(open_names, open_pointers, layouts, symbols))
     if len(fitting) != 1:
         raise FragmentError(f"{len(fitting)} orders fit the buffers that it {verb}")

@@ -31,7 +31,8 @@ def written_nodes(nodes: Nodes, binding: Binding) -> Outputs:
     if copied < len(nodes.copies):
         raise FragmentError("its fragment does not say which buffer it writes in place")
     if unnamed and is_shared(nodes, binding):
-        raise FragmentError(f"its fragment is of other kernels, too, and no operator of it is %{next(iter(unnamed))}")
+        first = next(iter(unnamed))
+        raise FragmentError(f"several kernels share its fragment, and no operator in it is named %{first}")
     outputs += _joined_outputs(nodes, binding, unnamed)
     joined = {pointer.path for _, pointer in outputs}
     outputs += _unnamed_outputs(nodes, binding, {n: p for n, p in unnamed.items() if p.path not in joined})

@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import torch
+
 from kcap.errors import FormatError, kind_and_line
-from kcap.schemas.derive.fragment.binding import CONVERT, VIEWS, Binding, Nodes, Pointer, bind_buffers, is_shared
+from kcap.schemas.derive.fragment.binding import CONVERT, VIEWS, Binding, Nodes, Pointer, bind_buffers
 from kcap.schemas.derive.fragment.outputs import CAT, Outputs, written_nodes
 from kcap.schemas.derive.fragment.text import Layout, Operation, read_fragment
 from kcap.schemas.derive.fragment.values import FragmentError, FragmentValue, Ref, Size, Word
@@ -31,6 +33,7 @@ TAKEN = frozenset({"torch", "run", "max", "min", "float"})
 RANDOM = re.compile(r"rand|bernoulli|dropout|multinomial|normal_|seed", re.ASCII)
 MEAN, SUM, DIVIDE = "aten.mean.dim", "aten.sum.dim_IntList", "aten.div.Tensor"
 SUM_BUFFER = re.compile(r"buf\d+", re.ASCII)
+ONLINE_SOFTMAX = "prims.prepare_softmax_online.default"  # torch/_inductor/inductor_prims.py
 MISREAD = "its fragment is not as kcap reads it"
 Variables = list[tuple[str, Layout | None]]  # of run, with what they are like
 
@@ -108,13 +111,14 @@ class _Writer:
         self.variables.append((name, operation.layout))
 
     def returned(self, name: str) -> str:
-        """The value of an output; a copy of it where it would be an input, or a view of one."""
+        """The value of an output; a copy of it where it could be an input, or a view of one."""
         return self._node_text(name) + ".clone()" * self._shows_input(name)
 
     def _shows_input(self, name: str) -> bool:
         match self.nodes.find(name):
-            case Operation(target=target) as view if target in VIEWS:
-                return any(map(self._shows_input, view.refs()))
+            case Operation() as operation:
+                shows = operation.target in VIEWS or self.nodes.keeps_type(operation)
+                return shows and any(map(self._shows_input, operation.refs()))
             case definition:
                 return isinstance(definition, str)
 
@@ -123,6 +127,10 @@ class _Writer:
             return f"{self.value(operation.args[0])}[{self.value(operation.args[1])}]"
         if operation.target == CONVERT and len(operation.args) == 2:
             return f"{self.value(self.nodes.unrounded(operation))}.to({self.value(operation.args[1])})"
+        if operation.target == ONLINE_SOFTMAX:
+            x, dim = map(self.value, operation.args)
+            most = f"torch.ops.aten.amax.default({x}, [{dim}], True)"
+            return f"({most}, torch.ops.aten.sum.dim_IntList(torch.ops.aten.exp.default({x} - {most}), [{dim}], True))"
         check_target(operation.target)
         arguments = [self.value(value) for value in operation.args]
         arguments += [f"{name}={self.value(value)}" for name, value in operation.kwargs.items()]
@@ -170,7 +178,9 @@ def check_target(target: str) -> None:
         raise FragmentError(error.reason) from None
     if reason := why_not_called(from_trace(target)) if not target.startswith("prims.") else None:
         raise FragmentError(reason)
-    base = target.split(".")[1]
+    namespace, base = target.split(".")[:2]
+    if namespace == "prims" and base not in torch._prims.__all__:
+        raise FragmentError(f"{target} is there for torch's compiler alone")
     if RANDOM.search(base):
         raise FragmentError(f"{target} draws random numbers")
     if base.endswith("_") and not base.endswith("__"):
@@ -196,14 +206,12 @@ class FragmentReference:
     """`source` is a module whose `run` takes `inputs` and returns `outputs` (one: the tensor itself), in order.
 
     `scratch`: paths of arguments that the kernel writes and no ATen operator returns (partial sums of a reduction).
-    `shared`: not all operators of the fragment are this kernel's.
     """
 
     source: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     scratch: tuple[str, ...] = ()
-    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -258,7 +266,6 @@ def _reference(nodes: Nodes, binding: Binding, outputs: Outputs) -> FragmentRefe
         tuple(_port(pointer.name, pointer) for _, pointer in inputs),
         tuple(_port(pointer.name + "_out" * (pointer.read or not reads), pointer) for _, pointer in outputs),
         tuple(sorted({pointer.path for pointer in binding.writes.values()} - output_paths, key=int)),
-        is_shared(nodes, binding),
     )
 
 

@@ -24,7 +24,7 @@ _NAME = r"[A-Za-z_]\w*"
 _SPEC = r'"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]\[(?P<strides>[^\]]*)\](?P<device>[\w:]+)"'
 _PLACEHOLDER = re.compile(rf"%(?P<name>{_NAME}) : Tensor (?:{_SPEC})? ?= PlaceHolder\[target=\w+\]", re.ASCII)
 _OPERATION = re.compile(
-    rf"%(?P<name>{_NAME}) : (?:Tensor {_SPEC} ?)?\[num_users=(?P<users>\d+)\] = call_function"
+    rf"%(?P<name>{_NAME}) : (?:Tensor {_SPEC} ?)?\[num_users=(?P<users>\d{{1,9}})\] = call_function"
     r"\[target=(?P<target>[\w.]+)\]\(args = (?P<args>.*), kwargs = (?P<kwargs>\{.*\})\)",
     re.ASCII,
 )

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 
 from kcap.errors import FormatError
+from kcap.schemas.derive.fragment.binding import VIEWS
 from kcap.schemas.derive.fragment.reference import FragmentReference, reference_from
 from kcap.schemas.derive.fragment.text import read_fragment
-from kcap.schemas.derive.fragment.values import FragmentError
 from kcap.schemas.derive.generic.pattern import registered_operator
-from kcap.schemas.derive.invocation import Unrecognized
+from kcap.schemas.derive.invocation import MISREADING, Unrecognized
 from kcap.schemas.recording.operators import SOURCES, base_of
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Call
@@ -24,6 +24,7 @@ ATEN = {
     "fill": "fill_ full ones zero_ zeros",
     "indexing": "gather index index_copy_ index_put_ index_select masked_select nonzero scatter scatter_ scatter_add_",
 }
+VIEW_BASES = {view.split(".")[1] for view in VIEWS}
 FAMILY_BY_BASE = {base: family for family, bases in ATEN.items() for base in bases.split()}
 
 
@@ -51,13 +52,13 @@ def fused_family(call: Call, recording: Recording | None) -> str:
     try:
         text = recording.fragment(call.launch) if recording is not None and call.launch is not None else None
         operations = read_fragment(text).operations.values() if text is not None else ()
-    except (FormatError, FragmentError):
+    except (FormatError, *MISREADING):
         return ""
     quantizes = any(spec.dtype.startswith("float8") for _, spec in call.tensors())
     operators = {operation.target.split(".")[-2:][0] for operation in operations}
     reference = reference_from(call, text) if text is not None else None
-    if isinstance(reference, FragmentReference) and reference.shared:
-        operators &= set(re.findall(r"torch\.ops\.\w+\.(\w+)", reference.source))
+    if isinstance(reference, FragmentReference):
+        operators = set(re.findall(r"torch\.ops\.\w+\.(\w+)", reference.source)) - VIEW_BASES or {"copy_"}
     return family_of_operators(operators, quantizes)
 
 

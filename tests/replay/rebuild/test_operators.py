@@ -74,29 +74,41 @@ SCALE = """import torch
 def scale(x: torch.Tensor, by: float) -> torch.Tensor:
     return x * by
 """
+NEGATE = """import torch
+
+library = torch.library.Library("kcap_engine", "FRAGMENT")
+library.define("negate(Tensor x) -> Tensor")
+library.impl("negate", torch.neg, "CPU")
+"""
 BROKEN = """raise OSError("no driver")
 
 @custom_op("kcap_engine::broken")
 def broken(): ...
 """
+ENDING = BROKEN.replace('OSError("no driver")', "SystemExit(3)").replace("broken", "ending")
 
 
 def test_of_an_engine_only_what_registers_the_operator_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "kcap_engine" / "ops").mkdir(parents=True)
-    for name, source in {"__init__": "", "ops/__init__": "", "ops/scale": SCALE, "ops/broken": BROKEN}.items():
-        (tmp_path / "kcap_engine" / f"{name}.py").write_text(source)
+    sources = {"__init__": "", "scale": SCALE, "negate": NEGATE, "broken": BROKEN, "ending": ENDING}
+    for name, source in {"../__init__": "", **sources}.items():
+        (tmp_path / "kcap_engine" / "ops" / f"{name}.py").write_text(source)
+    (tmp_path / "kcap_engine" / "gone.py").symlink_to("nowhere")
+    (tmp_path / "kcap_engine" / "folder.py").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(operators.LIBRARIES, "kcap_engine", operators.Library("engine", package="kcap_engine"))
     monkeypatch.setitem(operators.LIBRARIES, "kcap_absent", operators.Library("absent", package="kcap_absent"))
     resolved = resolve_operator("kcap_engine::scale")
     assert [argument.name for argument in resolved.schema.arguments] == ["x", "by"]
     assert torch.equal(resolved.call(torch.ones(2), 3.0), torch.full((2,), 3.0))
-    assert "kcap_engine.ops.broken" not in sys.modules
+    assert "kcap_engine.ops.negate" not in sys.modules
+    assert resolve_operator("kcap_engine::negate").call(torch.ones(1)) == -1
     for operator, reason in {
         "kcap_engine::scal": "have no operator kcap_engine::scal",
         "kcap_engine::broken": r"needs engine.*import kcap_engine.ops.broken: OSError: no driver",
+        "kcap_engine::ending": r"needs engine.*import kcap_engine.ops.ending: SystemExit: 3",
         "kcap_absent::scale": r"needs absent: pip install absent .*No module named 'kcap_absent'",
     }.items():
         with pytest.raises(Skip, match=reason):

@@ -50,6 +50,11 @@ def test_one_tensor_given_twice_is_read_once():
     assert of("aten::mul.Tensor", tensor(64, 64), tensor(64, 64)) == Cost(2 * 4 * 64 * 64, 4 * 64 * 64, 0, "float32")
 
 
+@pytest.mark.parametrize(("operator", "written"), [("aten::neg", 4 * 64), ("aten::sum", 4)])
+def test_a_result_of_one_dimension_or_none_is_one_tensor(operator: str, written: int):
+    assert of(operator, tensor(64)) == Cost(4 * 64 + written, 4 * 64, 0, "float32")
+
+
 def test_a_lookup_reads_the_rows_of_its_sample(recorded: Write, values: Values):
     table, ids = tensor(1000, 16), tensor(6, dtype="int64", storage=1)
     one = call("aten::embedding", table, ids)

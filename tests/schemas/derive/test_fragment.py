@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import orjson
 import pytest
 import torch
+from fused import SUB, A, B, computed, holding, launched, tensor
 
 from kcap.bench.check.checker import as_list
 from kcap.replay.datasets.reference import compile_reference
 from kcap.schemas.derive.fragment.reference import MISREAD, FragmentReference, Unknown, reference_from
 from kcap.schemas.derive.generic.family import fused_family
-from kcap.schemas.recording.recording import Argument, Call, Launch, Recording
-from kcap.schemas.recording.values import TensorSpec
+from kcap.schemas.recording.recording import Call
 
 DATA = Path(__file__).parents[2] / "data" / "fragments"
 
@@ -71,17 +69,6 @@ def test_one_kernel_has_one_reference_whatever_its_graph_calls_its_nodes() -> No
     assert reference_from(call, renamed) == reference_from(call, fragment)
 
 
-def tensor(name: str, *shape: int, dtype: str = "float32") -> Argument:
-    return Argument(name=name, value=TensorSpec(shape, dtype, storage=int(name[-1])))
-
-
-def launched(*args: Argument) -> Call:
-    return Call(id=0, operator="triton::fused.s01234567", args=list(args), launch=Launch(function="fused"))
-
-
-LIKE = 'Tensor "f32[s0, 4][4, 1]cuda:0"'
-A, B = (f"%{name} : {LIKE} = PlaceHolder[target={name}]\n" for name in "ab")
-SUB = f"%sub : {LIKE}[num_users=1] = call_function[target=torch.ops.aten.sub.Tensor](args = (%a, %b), kwargs = {{}})\n"
 INTO_A = launched(tensor("in_out_ptr0", 8, 4), tensor("in_ptr0", 8, 4))
 
 
@@ -262,15 +249,6 @@ def test_parts_that_lie_apart_are_of_no_concatenation() -> None:
     assert isinstance(found, Unknown) and MISREAD not in found.reason
 
 
-def computed(call: Call, fragment: str, *inputs: torch.Tensor) -> list[torch.Tensor]:
-    """What the reference makes of `inputs`; of these it may give none back."""
-    reference = reference_from(call, fragment)
-    assert isinstance(reference, FragmentReference), reference
-    results = as_list(compile_reference(reference.source, "fused")(*inputs))
-    assert not {result.data_ptr() for result in results} & {tensor.data_ptr() for tensor in inputs}
-    return list(results)
-
-
 def rms_normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.rms_norm(x.float(), (x.shape[-1],), eps=1e-6).bfloat16() * weight
 
@@ -290,8 +268,7 @@ def test_a_kernel_that_shares_its_fragment_is_of_the_operators_that_give_what_it
 
 @pytest.mark.parametrize(("kernel", "family"), [*zip(SHARED, ("rmsnorm", "rope", "fill"), strict=True)])
 def test_it_is_of_the_family_of_its_own_operators(kernel: tuple[Call, str], family: str) -> None:
-    recording = SimpleNamespace(fragment=lambda launch: kernel[1])
-    assert fused_family(kernel[0], cast(Recording, recording)) == family
+    assert fused_family(kernel[0], holding(kernel[1])) == family
 
 
 def test_what_is_only_filled_is_an_input_that_tells_its_sizes() -> None:
@@ -305,7 +282,10 @@ def test_what_is_only_filled_is_an_input_that_tells_its_sizes() -> None:
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        ("%buf0", "its fragment is of other kernels, too, and no operator of it is %buf0"),  # of two it may be either's
+        (
+            "%buf0",
+            "several kernels share its fragment, and no operator in it is named %buf0",
+        ),  # of two it may be either's
         ("%sub,%abs\n%sub = buf0\n%abs = buf1", "none of its arguments is its fragment's %b"),
     ],
 )
@@ -315,11 +295,28 @@ def test_of_a_shared_fragment_nothing_is_guessed(names: str, reason: str) -> Non
     assert reference_from(call, f"{A}{B}{SUB}{other}return {names}\ncall(a, buf0, 32)\n") == Unknown(reason)
 
 
+def test_of_a_shared_fragment_no_output_is_found_by_its_order() -> None:
+    """The wrapper gives the kernel its output in another shape, which is that of another kernel's."""
+    own, of_b = SUB.replace("(%a, %b)", "(%a, %a)"), "aten.abs.default](args = (%b,), kwargs = {})"
+    other = f'%abs : Tensor "f32[4*s0, 1][1, 1]cuda:0"[num_users=1] = call_function[target=torch.ops.{of_b}\n'
+    call = launched(tensor("in_ptr0", 8, 4), tensor("out_ptr0", 32, 1))
+    names = "return %sub,%abs\n%sub = buf0\n%abs = buf1\n"
+    text = f"{A}{B}{own}{other}{names}call(a, reinterpret_tensor(buf0, (32, 1)), 32)\n"
+    reason = "several kernels share its fragment, which does not name all that this one writes"
+    assert reference_from(call, text) == Unknown(reason)
+
+
+def test_a_buffer_of_another_node_is_taken_for_no_other() -> None:
+    text = f"{A}{SUB.replace('(%a, %b)', '(%a, %a)')}return %sub\n%a = buf0\n%sub = buf1\ncall(buf1, buf2, 32)\n"
+    call = launched(tensor("in_ptr0", 8, 4), tensor("out_ptr0", 8, 4))
+    assert reference_from(call, text) == Unknown("its fragment's %a is buf0, and it is called with buf1")
+
+
 def test_a_shared_fragment_whose_wrapper_names_no_buffer_leaves_no_reference() -> None:
     call, fragment = SHARED[0]
     unnamed = f"{fragment[: fragment.index('call(')]}call(*args, stream=stream0)\n"
     assert reference_from(call, unnamed) == Unknown(
-        "its fragment does not say which of 5 buffers the 2 that it reads are"
+        "it reads 2 buffers that its wrapper does not name, and its fragment has 5"
     )
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 import pytest
+import torch
+from fused import LIKE, SUB, A, computed, holding, launched, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +19,7 @@ from kcap.schemas.derive.fragment.binding import Nodes
 from kcap.schemas.derive.fragment.reference import MISREAD, FragmentReference, Unknown, reference_from
 from kcap.schemas.derive.fragment.text import Fragment, Layout, read_fragment
 from kcap.schemas.derive.fragment.values import FragmentError, Parser, Ref, Size, Word, size_of
+from kcap.schemas.derive.generic.family import fused_family
 from kcap.schemas.recording.recording import Call
 from kcap.schemas.recording.values import TensorSpec, TorchConstant
 
@@ -177,3 +180,29 @@ def test_what_reading_a_fragment_raises_costs_its_definition_alone(monkeypatch: 
     monkeypatch.setattr(Nodes, "stored_node", lambda *_: [].index("cat"))
     found = reference_from(Call.model_validate(KERNELS[0]["call"]), KERNELS[0]["fragment"])
     assert isinstance(found, Unknown) and found.reason == f"{MISREAD}: ValueError: 'cat' is not in list"
+
+
+def test_a_cast_to_the_type_that_it_is_given_is_copied() -> None:
+    cast = SUB.replace("aten.sub.Tensor", "prims.convert_element_type.default").replace(
+        "(%a, %b)", "(%a, torch.float32)"
+    )
+    x = torch.randn(8, 4)
+    (found,) = computed(launched(tensor("in_ptr0", 8, 4), tensor("out_ptr0", 8, 4)), f"{A}{cast}return %sub\n", x)
+    assert torch.equal(found, x)
+
+
+def test_an_operator_of_torchs_compiler_is_written_by_those_that_all_have() -> None:
+    """As inductor_prims.py of torch has it, which a process without inductor does not import."""
+    name, column = "prims.prepare_softmax_online.default", LIKE.replace("[s0, 4][4, 1]", "[s0, 1][1, 1]")
+    softmax = f"%both : [num_users=2] = call_function[target=torch.ops.{name}](args = (%a, -1), kwargs = {{}})\n"
+    for i, part in enumerate(("most", "sum")):
+        item = f"call_function[target=operator.getitem](args = (%both, {i}), kwargs = {{}})"
+        softmax += f"%{part} : {column}[num_users=1] = {item}\n"
+    call = launched(tensor("in_ptr0", 8, 4), tensor("out_ptr0", 8, 1), tensor("out_ptr1", 8, 1))
+    x = torch.randn(8, 4)
+    text = f"{A}{softmax}return %most,%sum\n%most = buf0\n%sum = buf1\ncall(a, buf0, buf1, 8)\n"
+    most, total = computed(call, text, x)
+    torch.testing.assert_close((x - most).exp() / total, x.softmax(-1))
+    assert fused_family(call, holding(text)) == "softmax"
+    unknown = reference_from(call, text.replace("prepare_softmax_online", "fma"))
+    assert unknown == Unknown("prims.fma.default is there for torch's compiler alone")

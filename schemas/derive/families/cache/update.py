@@ -135,8 +135,8 @@ def _touched(slots: TensorArg, k: torch.Tensor, skipped: int | None) -> int:
 def skipped_slot(call: Invocation, *names: str) -> int | None:
     """The slot to which newer SGLang writes nothing, the first of `names` that is set; None if there is none."""
     skipped = next((call[name] for name in names if call[name] is not None), -1)
-    if not isinstance(skipped, int):
-        raise Unrecognized("the slot that it skips is not known")
+    if not isinstance(skipped, int) or skipped > 0:  # replay gives padding the first slot
+        raise Unrecognized("the slot that it skips is not known, or not the first")
     return skipped if skipped >= 0 else None
 
 

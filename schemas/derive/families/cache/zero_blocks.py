@@ -14,7 +14,7 @@ import torch
 from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, table_of_addresses
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, rebuilt_argument, replay_rule, valid_input
-from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, has_strides, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, lazy_arg, packed_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
 
@@ -35,9 +35,10 @@ OPERATOR = "triton::_zero_kv_blocks_kernel"
 @family("cache_zero", OPERATOR)
 def zero_blocks(call: Invocation) -> KernelInstance:
     """`block_ids_ptr`: the blocks; `PAGE_SIZE_EL`: int32 of each; behind `seg_addrs_ptr` lie the caches."""
+    call.refuse("seg_block_strides_ptr", "seg_page_sizes_ptr")
     ids, addresses = call.tensor("block_ids_ptr"), call.optional("seg_addrs_ptr")
     segments, words = int(call.number("N_SEGS")), int(call.number("PAGE_SIZE_EL"))
-    if words % int(call.number("BLOCK_SIZE")) or call["n_blocks"] != len(ids):
+    if words < 1 or words % int(call.number("BLOCK_SIZE")) or call["n_blocks"] != len(ids) or not has_strides(ids, 1):
         raise Unrecognized("it zeroes parts of blocks, or some of them")
     if addresses is not None and len(addresses) != segments:  # a replay's come after its other arguments
         raise Unrecognized("it zeroes some of the caches")
@@ -87,9 +88,12 @@ class ZeroBlocks(ReplayRule):
     rebuilt_args = ("seg_addrs_ptr",)
 
     def prepare(self, bound: BoundCall) -> None:
+        blocks = bound.spec("block_ids_ptr")
         if not isinstance(bound["PAGE_SIZE_EL"], int) or bound.content("block_ids_ptr") is None:
             raise Skip("its blocks, or their sizes, are not known")
-        bound.set_content("block_ids_ptr", torch.arange(bound.spec("block_ids_ptr").shape[0]) + 1)
+        if bound["n_blocks"] != blocks.numel:
+            raise Skip("it zeroes more blocks than it is given")
+        bound.set_content("block_ids_ptr", torch.arange(blocks.numel) + 1)
 
     def extra_bytes(self, bound: BoundCall) -> int:
         blocks = bound.spec("block_ids_ptr").shape[0] + 1

@@ -84,6 +84,12 @@ def count_tokens(call: Invocation) -> KernelInstance:
     require_integers(out, partial)
     if call["shape_bm"] != len(bits) or not len(out) == partial.shape[1] == 32 * words:
         raise Unrecognized("it takes some of the rows, or has experts of a part of a word")
+    tables = (
+        has_strides(bits, call["stride_bm"], call["stride_bn"]),
+        has_strides(partial, call["stride_pm"], call["stride_pn"]),
+    )
+    if not all(tables) or not has_strides(out, 1):
+        raise Unrecognized("its tables lie otherwise than its arguments say")
     if len(partial) * block != -(-len(bits) // tile) * tile:
         raise Unrecognized("it counts some of the blocks")
     return KernelInstance(
@@ -186,8 +192,9 @@ def align_cost(inputs: CostInputs) -> Cost:
 
 def block_size(definition: Definition, word: str = "bs") -> int:
     """Of a block, which no axis says, by the `word` for it in the name; other words may follow."""
-    found = re.search(rf"_{word}(\d+)", definition.name)
-    assert found is not None, definition.name
+    found = re.search(rf"_{word}(\d{{1,9}})", definition.name)
+    if found is None:
+        raise Unrecognized(f"its name does not say the size of a block: _{word}16, say")
     return int(found[1])
 
 

@@ -162,7 +162,8 @@ def combined_starts(call: Invocation) -> KernelInstance:
     if len(starts) != sizes + 1 or starts.shape[1] <= e or len(schedule) != sizes or not isinstance(value, int):
         raise Unrecognized("its tables are not those of its experts")
     filled = (int(call.number("blocks1a")) - sizes - 1) * int(call.number("BLOCK_A"))
-    if filled < (sizes - 1) * schedule.stride(0) + schedule.shape[1] or not laid_out(call, partial, starts, schedule):
+    whole = filled >= (sizes - 1) * schedule.stride(0) + schedule.shape[1]
+    if not whole or not laid_out(call, partial, starts, schedule, counts, offsets, slots):
         raise Unrecognized("its tables lie otherwise than its arguments say")
     cells = ("num_token_blocks", "num_columns")
     return KernelInstance(
@@ -220,7 +221,7 @@ def combined_rows(call: Invocation) -> KernelInstance:
     if tables != (ids.shape, e, (sizes, e + 1), sizes, -(-tokens // block)) or partial.shape[1] < e:
         raise Unrecognized("its tables are not those of its tokens and experts")
     whole = ids.is_contiguous() and weights.is_contiguous()
-    if not whole or not laid_out(call, partial, starts, schedule):
+    if not whole or not laid_out(call, partial, starts, schedule, offsets, counts, slots, rows, sorted_weights):
         raise Unrecognized("its tables lie otherwise than its arguments say")
     inputs = {
         "topk_ids": tensor_arg(ids, "seq_len", "top_k", description="Experts; -1: none."),
@@ -279,13 +280,19 @@ def combined_rows(call: Invocation) -> KernelInstance:
 
 
 def first_tile(call: Invocation) -> int:
-    return int(call.number("first_tile_dim_log2"))
+    exponent = call.number("first_tile_dim_log2")
+    if exponent not in range(31):
+        raise Unrecognized("its least block is of no size that it can have")
+    return int(exponent)
 
 
-def laid_out(call: Invocation, partial: torch.Tensor, starts: torch.Tensor, schedule: torch.Tensor) -> bool:
+def laid_out(
+    call: Invocation, partial: torch.Tensor, starts: torch.Tensor, schedule: torch.Tensor, *vectors: torch.Tensor
+) -> bool:
     """Whether the tables of a combined kernel lie as its arguments say; the first fills the schedule as a whole."""
     return (
-        has_strides(partial, call["stride_pm"], call["stride_pn"])
+        all(has_strides(vector, 1) for vector in vectors)
+        and has_strides(partial, call["stride_pm"], call["stride_pn"])
         and has_strides(starts, call["tile_starts_stridem"], 1)
         and has_strides(schedule, call["tile_info_stridem"], 1)
     )
@@ -296,9 +303,12 @@ def written_bytes(counts: torch.Tensor, sizes: int, first: int) -> int:
     return sum(4 * int(blocks_of(counts, first + i).sum()) for i in range(sizes))
 
 
+COMBINED = ("moe_align_combined_starts", "moe_align_combined_rows")  # op_types
+
+
 def first_shift(definition: Definition) -> int:
     """The exponent of the least size of blocks."""
-    return block_size(definition, "tile" if "combined" in definition.op_type else "bs").bit_length() - 1
+    return block_size(definition, "tile" if definition.op_type in COMBINED else "bs").bit_length() - 1
 
 
 @cost_function("moe_align_block_starts", "moe_align_blocks")

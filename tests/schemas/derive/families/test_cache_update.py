@@ -143,6 +143,7 @@ def test_sglangs_latent_cache(more: tuple[int, ...], rows: int) -> None:
         slots = [-1 if slot in more[1:] else slot for slot in call["arg1"].tolist()]
         written(call["arg0"][:, None], torch.cat((call["arg2"], call["arg3"]), dim=1), slots)
 
+    assert declined(LATENT, **unnamed([7, 0, 49, 3], 8, 5)), "in a replay the first slot is of padding"
     kernel = agrees(LATENT, run, **unnamed([7, 0, 49, 3], *more))
     assert kernel.name == f"cache_update_mla{'_skip0' if rows == 3 else ''}_ckv64_kpe32_ps1"
     assert kernel.touched is not None and kernel.touched() == rows * 2 * 96 * 2 + 4 * 8

@@ -47,14 +47,15 @@ def test_blocks_of_all_caches_are_zeroed(ids: list[int]) -> None:
 
 
 def test_what_zeroes_less_is_declined() -> None:
-    newer = {"PAGE_SIZE_EL": None, "seg_page_sizes_ptr": torch.zeros(SEGMENTS)}
-    for other in ({"BLOCK_SIZE": 48}, {"n_blocks": 2}, {"N_SEGS": 2}, newer):
+    newer: dict[str, Any] = {"PAGE_SIZE_EL": None, "seg_page_sizes_ptr": torch.zeros(SEGMENTS)}
+    apart = {"block_ids_ptr": torch.empty(6, dtype=torch.int64, device="meta")[::2]}
+    for other in ({"BLOCK_SIZE": 48}, {"n_blocks": 2}, {"N_SEGS": 2}, {"PAGE_SIZE_EL": 0}, apart, newer):
         assert declined(OPERATOR, **arguments([4, 0, 2], **other)), other
 
 
 def test_replay_zeroes_blocks_of_its_own_memory() -> None:
     specs = {"seg_addrs_ptr": TensorSpec((SEGMENTS,), "uint64"), "block_ids_ptr": TensorSpec((2,), "int64", storage=1)}
-    sizes = {"N_SEGS": SEGMENTS, "PAGE_SIZE_EL": WORDS}
+    sizes = {"N_SEGS": SEGMENTS, "PAGE_SIZE_EL": WORDS, "n_blocks": 2}
     rule = replay_rule_for(OPERATOR)
     bound = BoundCall(OPERATOR, [Argument(name=name, value=value) for name, value in {**specs, **sizes}.items()])
     with pytest.raises(Skip, match="not known"):
@@ -64,6 +65,9 @@ def test_replay_zeroes_blocks_of_its_own_memory() -> None:
     ids = bound.content("block_ids_ptr")
     assert ids is not None and ids.tolist() == [1, 2], "block 0 stays"
     inputs = Inputs([None, ids, SEGMENTS, WORDS], {}, {})
+    with pytest.raises(Skip, match="more blocks than it is given"):
+        bound.set_value("n_blocks", 3)
+        rule.prepare(bound)
     table = rule.rebuild_args(bound, inputs)["seg_addrs_ptr"]
     (hidden,) = inputs.keep
     assert hidden.caches.shape == (SEGMENTS, 3, WORDS) and rule.extra_bytes(bound) == hidden.caches.numel() * 4
