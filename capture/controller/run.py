@@ -35,7 +35,7 @@ from kcap.capture.engines import adapters, of_framework, serving_framework
 from kcap.capture.fold.metadata import NEVER_OPENED
 from kcap.capture.fold.recording import fold_session, load_derivation
 from kcap.capture.session import SESSION_VARIABLE, Session
-from kcap.capture.shards.counts import close_shards, steps_so_far
+from kcap.capture.shards.counts import close_shards, steps_so_far, window_over
 from kcap.capture.shards.lines import TapLine
 from kcap.capture.shards.reader import read_shards
 from kcap.capture.taps.kernels.fragments import CACHE_TAG
@@ -114,8 +114,11 @@ def run_to_end(command: list[str], session: Session, at: RunControl, log: Path |
     with ThreadPoolExecutor(1) as beside:
         with turns_received(session):
             child = Child(command, recorded_environment(session), log)
+            loading = None
             while child.status is None and not at.ending:
                 at.attend(engine_phase(session))
+                if loading is None and session.records and window_over(Path(session.directory)):
+                    loading = beside.submit(load_derivation)
                 child.follow_stop()
                 time.sleep(POLL)
             ended = child.status

@@ -341,3 +341,29 @@ def test_an_adapter_hooks_what_it_says_and_needs_no_more(
             hooked = getattr(hooked, part)
         assert hasattr(hooked, "__wrapped__"), hook
     assert list((tmp_path / "shards").glob("*.notes")) == []
+
+
+ENDS_LATE = """
+import sys, time
+from pathlib import Path
+
+deadline = time.monotonic() + 60
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+    assert time.monotonic() < deadline
+"""
+
+
+def test_what_writes_a_recording_is_imported_while_the_engine_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported = tmp_path / "imported"
+    monkeypatch.setattr(run, "window_over", lambda directory: True)
+    monkeypatch.setattr(run, "load_derivation", imported.touch)
+    with output.working_directory(tmp_path / "out", False) as working:
+        session = Session(str((working.directory / "shards").resolve()), recorder="python", check_coverage=False)
+        session.write()
+        command = [sys.executable, "-c", ENDS_LATE, str(imported)]
+        with pytest.raises(KcapError, match="no process of the engine had kcap in it"):  # which ended by itself
+            run.record_command_line(command, session, working, tmp_path / "engine.log")
+    assert imported.exists()
