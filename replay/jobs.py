@@ -29,8 +29,8 @@ class ReplaySession(Session, total=False):
 
     `home`: the type of device that was recorded on. `root`: the Recording (None: a trace file) or dataset.
     `operators`: those to come, whose libraries are imported ahead. `trust`: the Recording's kernel sources may run,
-    whoever made it. `kernels`: the profiler measures the durations of kernels, too. `limit`: of a dataset, the
-    bytes that inputs and outputs may take. `group`: this worker's place in the group that replays collectives.
+    whoever made it. `kernels`: the profiler measures the durations of kernels, too. `limit`: of a dataset, the bytes
+    that inputs and outputs may take. `group`: this worker's place in the group that replays collectives.
     """
 
     home: str | None

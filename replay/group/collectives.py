@@ -171,9 +171,8 @@ def communicator_method(call: Call, peers: Peers) -> Operator:
             finally:
                 communicator.group_end()
 
-    return Operator(
-        call.operator, run, Parameters.of(names, {name for name in names if name.startswith(("out", "tensor"))})
-    )
+    written = {name for name in names if name.startswith(("out", "tensor"))}
+    return Operator(call.operator, run, Parameters.of(names, written))
 
 
 def _communicator(engine: str, method: str, names: Sequence[str], peers: Peers) -> Any:

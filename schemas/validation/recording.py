@@ -21,7 +21,7 @@ from kcap.schemas.validation.report import Report
 T = TypeVar("T")
 Numbered = TypeVar("Numbered", Call, Program)
 CALLS, PROGRAMS = TypeAdapter(Call), TypeAdapter(Program)
-STEPS, REQUESTS, SAMPLES = TypeAdapter(Step), TypeAdapter(Request), TypeAdapter(Sample)
+STEPS, REQUESTS, SAMPLES, TURNS = TypeAdapter(Step), TypeAdapter(Request), TypeAdapter(Sample), TypeAdapter(Turn)
 
 
 def check_recording(report: Report, root: Path) -> None:
@@ -37,11 +37,12 @@ def check_recording(report: Report, root: Path) -> None:
     for place, program in programs:
         report.error(place, *calls.unknown("calls", "a Call", program.calls))
         report.error(place, *programs.unknown("graphs", "a Program", [graph for _, graph in program.graphs]))
-    requests = _table(report, root, "requests", REQUESTS, optional=True)
-    for place, step in _table(report, root, "steps", STEPS):
+    steps, turns = _table(report, root, "steps", STEPS), _table(report, root, "turns", TURNS, optional=True)
+    named = any(record.requests for _, record in (*steps, *turns))
+    requests = _table(report, root, "requests", REQUESTS, optional=not named)
+    for place, step in steps:
         report.error(place, *programs.unknown("program", "a Program", [step.program]))
         report.error(place, *requests.unknown("requests", "a Request", step.requests))
-    turns = _table(report, root, "turns", TypeAdapter(Turn), optional=True)
     for place, turn in turns:
         report.error(place, *requests.unknown("requests", "a Request", turn.requests))
         report.error(place, *turns.unknown("parent", "a Turn", [turn.parent]))

@@ -228,12 +228,14 @@ def test_a_damaged_table_of_a_recording_leaves_the_others_checked(recording: Pat
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["one line", "all"])
-@pytest.mark.parametrize("table", ["calls", "programs"])
+@pytest.mark.parametrize("table", ["calls", "programs", "requests"])
 def test_what_is_damaged_is_told_once_and_not_by_all_that_name_it(recording: Path, table: str, missing: bool) -> None:
     with (recording / "programs.jsonl").open("a") as file:
         file.writelines(f'{{"id": {number}, "calls": [0, 1, 2]}}\n' for number in range(3))
     with (recording / "steps.jsonl").open("a") as file:
-        file.writelines(f'{{"index": {number}, "phase": "decode", "program": {number}}}\n' for number in range(3))
+        step = '{{"index": {0}, "phase": "decode", "program": {0}, "requests": [0, 1]}}\n'
+        file.writelines(step.format(number) for number in range(3))
+    (recording / "requests.jsonl").write_text('{"prompt": 1, "computed": 1}\n' * 2)
     (recording / "values").mkdir(exist_ok=True)
     assert told("recording", recording) == []
     path = recording / f"{table}.jsonl"
