@@ -48,7 +48,7 @@ def write_run(nodes: Nodes, inputs: Mapping[str, str], parameters: Variables, ou
     writer = _Writer(nodes, {**_names(operations), **inputs}, parameters)
     for operation in operations:
         writer.assign(operation)
-    returned = [writer.returned(name) for name in outputs]
+    returned = [writer.returned(name, again=name in outputs[:place]) for place, name in enumerate(outputs)]
     lines = [f"def run({', '.join(name for name, _ in parameters)}):", *(f"    {line}" for line in writer.lines)]
     text = "import torch\n\n\n" + "\n".join([*lines, f"    return {', '.join(returned)}", ""])
     try:
@@ -110,9 +110,9 @@ class _Writer:
         self.lines.append(f"{name} = {call}")
         self.variables.append((name, operation.layout))
 
-    def returned(self, name: str) -> str:
-        """The value of an output; a copy of it where it could be an input, or a view of one."""
-        return self._node_text(name) + ".clone()" * self._shows_input(name)
+    def returned(self, name: str, again: bool) -> str:
+        """The value of an output; a copy of it where it could be an input or a view of one, or is returned `again`."""
+        return self._node_text(name) + ".clone()" * (again or self._shows_input(name))
 
     def _shows_input(self, name: str) -> bool:
         match self.nodes.find(name):
