@@ -51,15 +51,19 @@ def fused_family(call: Call, recording: Recording | None) -> str:
     """`pointwise` where it is only arithmetic; empty where nothing says what the kernel stands for."""
     try:
         text = recording.fragment(call.launch) if recording is not None and call.launch is not None else None
-        operations = read_fragment(text).operations.values() if text is not None else ()
+        operators = _operators(call, text) if text is not None else set()
     except (FormatError, *MISREADING):
         return ""
     quantizes = any(spec.dtype.startswith("float8") for _, spec in call.tensors())
-    operators = {operation.target.split(".")[-2:][0] for operation in operations}
-    reference = reference_from(call, text) if text is not None else None
-    if isinstance(reference, FragmentReference):
-        operators = set(re.findall(r"torch\.ops\.\w+\.(\w+)", reference.source)) - VIEW_BASES or {"copy_"}
     return family_of_operators(operators, quantizes)
+
+
+def _operators(call: Call, fragment: str) -> set[str]:
+    """The base names of those in the kernel's reference or, where it has none, of all in its fragment."""
+    reference = reference_from(call, fragment)
+    if isinstance(reference, FragmentReference):
+        return set(re.findall(r"torch\.ops\.\w+\.(\w+)", reference.source)) - VIEW_BASES or {"copy_"}
+    return {operation.target.split(".")[-2:][0] for operation in read_fragment(fragment).operations.values()}
 
 
 def family_of_operators(operators: set[str], quantizes: bool) -> str:

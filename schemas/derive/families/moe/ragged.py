@@ -213,9 +213,8 @@ def combined_rows(call: Invocation) -> KernelInstance:
     require_integers(partial, offsets, counts, starts, slots, rows, schedule)
     if (call["n_tokens"], call["N_EXPTS_ACT"], call["blocks2a"]) != (tokens, k, sizes * e) or ids.dtype != torch.int16:
         raise Unrecognized("it takes some of the tokens or experts")
-    if {tensor.shape for tensor in (slots, rows, sorted_weights)} != {
-        (tokens * k,)
-    } or sorted_weights.dtype != weights.dtype:
+    all_rows = all(tensor.shape == (tokens * k,) for tensor in (slots, rows, sorted_weights))
+    if not all_rows or sorted_weights.dtype != weights.dtype:
         raise Unrecognized("not every token and expert has a row")
     tables = (weights.shape, len(offsets), starts.shape, len(schedule), len(partial))
     if tables != (ids.shape, e, (sizes, e + 1), sizes, -(-tokens // block)) or partial.shape[1] < e:
