@@ -25,6 +25,7 @@ from kcap.schemas.results.outcome import Accuracy, WrongElements
 
 MOST_RESIZED = 3  # times that batches are made longer, if others disturbed those that they were sized by
 MOST_COMPARED = 500  # invocations, where an output has so few values that a table of them would often be right
+LEAP = 10  # times the largest error of the first invocations, by which later ones are worked otherwise
 NOT_FINITE = "has inf or nan where the reference has numbers"
 
 Outputs = list[torch.Tensor]
@@ -47,6 +48,7 @@ class Trial:
     lacking: int = 0  # comparisons that were left out
     reference_count: int = FEW  # invocations of a batch of the reference's: what is known, then what is found
     first_ns: int = 0  # of the first run
+    first_error: float = 0.0  # the largest of it, in units of what is allowed
 
     def run(self) -> TimedPair:
         """Its times. Rejected, where it does not pass; ProcessEnded or TooSlow, where its process does not live to see
@@ -116,6 +118,7 @@ class Trial:
         if wrong:
             hack = self.seen.constant and not wrong[0].endswith(NOT_FINITE)
             raise Rejected("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", CONSTANT if hack else wrong[0])
+        self.first_error = max(off.error for off in self.differences)
 
     def _compare_timed(self, batch: Batch) -> None:
         compared = self._compare(batch)
@@ -124,7 +127,8 @@ class Trial:
         if not wrong:
             return
         worst = next((reason for reason in wrong if reason in (UNWRITTEN, STALE)), None)
-        hack = worst or len(wrong) * 2 >= self.timed
+        leapt = not max(off.error for off in self.differences) <= LEAP * self.first_error
+        hack = worst or (leapt and len(wrong) * 2 >= self.timed)
         words = worst or f"right at first, wrong in timed invocations: {wrong[0]}"
         raise Rejected("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", words)
 

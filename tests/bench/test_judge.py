@@ -12,13 +12,15 @@ from bench_datasets import SCALE, definition, of, stored, workload
 from judge_here import ROWS, judged, made, outcome, scale
 from solution_files import RETURNING, WRITING, solution
 
+from kcap.bench.accuracy import Difference
 from kcap.bench.judge import reference
-from kcap.bench.judge.candidate import Ran
+from kcap.bench.judge.candidate import FEW, Ran
 from kcap.bench.judge.driver import gpu_memory, protocol
 from kcap.bench.judge.driver.gpu_memory import GpuMemory
 from kcap.bench.judge.judge import timing_caveats
 from kcap.bench.judge.process import inherited
 from kcap.bench.judge.reference import AtFault
+from kcap.bench.judge.timing import Batch
 from kcap.bench.judge.trial import Trial
 from kcap.bench.judge.verdict import Rejected
 from kcap.schemas.results.outcome import Clocked
@@ -286,6 +288,24 @@ def test_each_output_is_compared_as_often_as_it_needs():
     truths = [[bytes([number]), b"off" if number % 9 == 0 else b"on"] for number in range(18)]
     assert Trial(None, None, 0, truths=truths).comparisons_lacking > 32
     assert Trial(None, None, 0, truths=[[number] for number, _ in truths]).comparisons_lacking <= 0
+
+
+@pytest.mark.parametrize(
+    "first, later, status",
+    [(0.9, 1.46, "INCORRECT_NUMERICAL"), (0.9, 40.0, "REWARD_HACK"), (0.9, float("inf"), "REWARD_HACK")],
+)
+def test_what_is_at_the_edge_of_what_is_allowed_is_no_hack(monkeypatch, first, later, status):
+    """Right at first and wrong in most timed invocations: by a little, as chance has it, or by a leap."""
+    trial = Trial(None, None, 0, differences=[Difference(first)] * FEW, first_error=first)
+
+    def compare(batch):
+        trial.differences += [Difference(later)] * 2
+        return [("y: is off", None)] * 2
+
+    monkeypatch.setattr(trial, "_compare", compare)
+    with pytest.raises(Rejected, match="right at first, wrong in timed invocations: y: is off") as rejected:
+        trial._compare_timed(Batch(0, {}))
+    assert rejected.value.status == status
 
 
 def test_an_output_that_was_always_the_same_is_named(judge):
