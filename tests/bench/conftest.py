@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+import secrets
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,6 +19,15 @@ from judging import bench as judge_worker
 from kcap.bench.judge.worker import open_judge
 from kcap.schemas.flashinfer.dataset import write_dataset
 from kcap.schemas.recording.recording import Sample, write_recording
+
+
+@pytest.fixture(autouse=True)
+def draws(request, monkeypatch):
+    """What a judge in this process draws is as property tests' examples: new, or in .ci/run the same each time."""
+    if os.environ.get("KCAP_EXAMPLES") == "fixed":
+        drawn = random.Random(request.node.nodeid)
+        monkeypatch.setattr(secrets, "randbits", drawn.getrandbits)
+        monkeypatch.setattr(secrets, "randbelow", drawn.randrange)
 
 
 @pytest.fixture
