@@ -6,6 +6,7 @@ process leaves what became of the plan in a file of its own (`Engagement`), whic
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import functools
@@ -38,7 +39,7 @@ from kcap.bench.apply.quality import (
 from kcap.bench.apply.seams import Functions, Operators, Placed, Replacements, Seam
 from kcap.bench.build import BuildFailed, build
 from kcap.capture.session import Session
-from kcap.capture.window.process import at_exit
+from kcap.capture.window.process import at_exit_of_child
 from kcap.capture.window.window import Forward, StepShape, Window
 from kcap.errors import KcapError
 from kcap.schemas.files.jsonfile import dump_json, read_json
@@ -134,7 +135,9 @@ class PlanWindow(Window):
     def stays_as_it_is(self, facts: Mapping[str, Any]) -> None:
         """Put nothing in: the engine is watched alone."""
         self.rank, self._world_size = facts.get("rank", 0), facts.get("world_size", 1)
-        at_exit(functools.partial(self._ends_in, os.getpid()))
+        ends = functools.partial(self._ends_in, os.getpid())
+        atexit.register(ends)
+        at_exit_of_child(ends)
 
     def _ends_in(self, process: int) -> None:
         if os.getpid() == process:  # and not a child that it forked

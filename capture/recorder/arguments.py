@@ -13,6 +13,8 @@ import orjson
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from kcap.schemas.recording.dtypes import BY_NAME
+
 ALL = -1  # every argument's bit
 SMALL = 16  # integers below it may be dimensions
 PATH_NUMBER = re.compile(r"\.\d+")
@@ -186,7 +188,7 @@ def encode(value: Any, storages: dict[int, int], real_type: str = "") -> Any:
     if isinstance(value, list | tuple):
         return [encode(item, storages, real_type) for item in value]
     if isinstance(value, torch.dtype):
-        return {"dtype": str(value).removeprefix("torch.")}
+        return {"dtype": name} if (name := _dtype_name(value)) in BY_NAME else {"opaque": "dtype"}
     if isinstance(value, torch.layout):
         return {"layout": str(value).removeprefix("torch.")}
     if isinstance(value, torch.memory_format):
@@ -213,6 +215,10 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_conj() or tensor.is_neg())
 
 
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _unusual_kind(tensor: torch.Tensor) -> str:
     if tensor.is_nested:
         return "nested"
@@ -222,8 +228,10 @@ def _unusual_kind(tensor: torch.Tensor) -> str:
 def _tensor(tensor: torch.Tensor, storages: dict[int, int]) -> Any:
     if not is_plain(tensor):
         return {"opaque": f"tensor {_unusual_kind(tensor)}"}
+    if (dtype := _dtype_name(tensor.dtype)) not in BY_NAME:
+        return {"opaque": f"tensor {dtype}"}
     storage = tensor.untyped_storage()._cdata
-    out: dict[str, Any] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+    out: dict[str, Any] = {"shape": list(tensor.shape), "dtype": dtype}
     if not tensor.is_contiguous():
         out["strides"] = list(tensor.stride())
     if tensor.storage_offset():

@@ -184,7 +184,9 @@ class ShardWriter:
     """Written to `stem`.jsonl and `stem`.counts, which must not be there. `steps`: that were counted."""
 
     def __init__(self, stem: Path) -> None:
-        self._file = open(stem.with_name(stem.name + ".jsonl"), "xb", buffering=0)  # noqa: SIM115
+        self._path = stem.with_name(stem.name + ".jsonl")
+        self._path.touch(exist_ok=False)
+        self._closed = False
         self._lock = threading.Lock()
         self._programs: dict[bytes, int] = {}
         self._batches: dict[tuple[int, ...], int] = {}
@@ -193,15 +195,17 @@ class ShardWriter:
         self.steps = 0
 
     def write(self, line: bytes) -> None:
-        """Append what ends in a line break; OSError on a full disk."""
+        """Append what ends in a line break; OSError on a full disk. No descriptor stays open, which a program might
+        close and take for a file of its own."""
         with self._lock:
-            if not self._file.closed:
-                self._file.write(line)
+            if not self._closed:
+                with self._path.open("ab", buffering=0) as file:
+                    file.write(line)
 
     def close(self) -> None:
         """Give the file and the counters back. What a thread under way still writes or counts goes nowhere."""
         with self._lock:
-            self._file.close()
+            self._closed = True
         self.cells = defaultdict(int)
 
     def forget(self) -> None:

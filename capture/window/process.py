@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import platform
 import re
@@ -57,22 +56,16 @@ def replica_of(facts: dict[str, Any]) -> int:
     return ALONE + os.getpid()
 
 
-def at_exit(body: Callable[[], None]) -> Callable[[], None]:
-    """Call `body` when this process exits normally, perhaps twice: multiprocessing's children may skip `atexit`.
+def at_exit_of_child(body: Callable[[], None]) -> Callable[[], None]:
+    """Call `body` when this process exits normally, if it is a child of multiprocessing's: that may skip `atexit`.
 
     Returns what undoes it.
     """
     from multiprocessing import parent_process, util  # as PyTorch has done
 
-    atexit.register(body)
-    finalizer = util.Finalize(None, body, exitpriority=LAST) if parent_process() is not None else None
-
-    def undo() -> None:
-        atexit.unregister(body)
-        if finalizer is not None:
-            finalizer.cancel()
-
-    return undo
+    if parent_process() is None:
+        return lambda: None
+    return util.Finalize(None, body, exitpriority=LAST).cancel
 
 
 def _processor() -> str:

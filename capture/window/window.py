@@ -6,6 +6,7 @@ may close and open again (see `kcap.capture.window.gate`).
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import threading
@@ -21,7 +22,7 @@ from kcap.capture.recorder.recorder import Recorder
 from kcap.capture.session import GATE_ENDING, PROFILE_ENDING, REGISTERED_ENDING, Session, failure_line
 from kcap.capture.taps.all import Taps
 from kcap.capture.window.gate import Gate
-from kcap.capture.window.process import at_exit, process_line, rank_facts, replica_of
+from kcap.capture.window.process import at_exit_of_child, process_line, rank_facts, replica_of
 from kcap.capture.window.profiled import CoolDown, Profile, ProfiledSteps, can_profile
 from kcap.capture.window.requests import Requests
 from kcap.capture.window.step import Forward, StepShape, step_details
@@ -52,9 +53,10 @@ class Lifecycle:
         self._profiled = ProfiledSteps(None, self.tap_failed)
         self._shape: StepShape | None = None  # of the step under way
         self._lock = threading.Lock()
-        self._undo_at_exit: Callable[[], None] = lambda: None
+        self._undo_at_exit_of_child: Callable[[], None] = lambda: None
         self.inherited = False  # it recorded the process that forked this one, and records nothing here
         _windows.add(self)
+        atexit.register(self.close)  # before what the program registers from now on, which runs earlier
 
     def loaded(self, **facts: Any) -> None:
         """The model is loaded, its operators are registered, and nothing is compiled or captured yet. `facts`: as in
@@ -125,7 +127,7 @@ class Lifecycle:
         with self._lock:
             if self.recorder is None and not self._failed and not self._closed:
                 self.recorder, self._reason = open_recorder(self.session)
-                self._undo_at_exit = at_exit(self.close)
+                self._undo_at_exit_of_child = at_exit_of_child(self.close)
                 threading.Thread(target=self._watch, name="kcap-window", daemon=True).start()
             return self.recorder
 
@@ -248,7 +250,8 @@ class Lifecycle:
                 for note in self._unwritten:
                     self.recorder.line(orjson.dumps(note))
                 self.recorder.close()
-            self._undo_at_exit()
+            atexit.unregister(self.close)
+            self._undo_at_exit_of_child()
 
 
 _windows: weakref.WeakSet[Lifecycle] = weakref.WeakSet()  # of this process

@@ -40,7 +40,7 @@ def recorder(tmp_path: Path) -> Iterator[DispatchModeRecorder]:
 
 
 def fill_the_disk(recorder: DispatchModeRecorder) -> None:
-    recorder._shard._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+    recorder._shard._path = Path("/dev/full")
 
 
 def test_a_full_disk_at_the_end_of_a_region_does_not_reach_its_caller(recorder: DispatchModeRecorder) -> None:

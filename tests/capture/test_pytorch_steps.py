@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch._dynamo import eval_frame
+from torch._dynamo.eval_frame import OptimizedModule
 
 from kcap.capture.engines.pytorch import adapter
 from kcap.capture.engines.pytorch.adapter import Opening, Steps
+
+
+class Squares(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * x
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     monkeypatch.setattr(adapter, "_capturing", lambda: True)
     return Steps(None)  # type: ignore[arg-type]
+
+
+def test_what_is_compiled_of_a_module_is_pytorchs_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch saves it with what it compiled ahead of time, where nothing of kcap's may be."""
+    monkeypatch.setattr(torch.nn.Module, "__call__", original := torch.nn.Module.__call__)
+    initialize = OptimizedModule._initialize
+    monkeypatch.setattr(OptimizedModule, "_initialize", initialize)
+    window: Any = SimpleNamespace(tap_failed=None)
+    adapter._hook_dynamo(eval_frame, window, adapter._hook_modules(torch, Steps(window)))
+    module = Squares()
+    compiled = torch.compile(module, backend="eager")
+    assert torch.nn.Module.__call__ is not original
+    assert compiled.forward.__wrapped__.__func__ is original
+    assert "__call__" not in vars(module)
 
 
 def test_modules_in_the_first_steps_own_thread_never_wait(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:

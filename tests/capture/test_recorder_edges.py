@@ -22,6 +22,7 @@ from kcap.errors import CallError
 from kcap.replay.jobs import Choice
 from kcap.replay.source import open_source
 from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.values import Opaque
 
 Record = Callable[..., Recording]
 Counted = Callable[[Recording], dict[str, int]]
@@ -39,6 +40,51 @@ def test_a_small_tensor_is_not_taken_for_none(record: Record) -> None:
 
     clamps = [call.total for call in record(body).calls if call.operator == "aten::clamp.Tensor"]
     assert sorted(clamps) == [3, 5]
+
+
+@pytest.mark.parametrize("recorder", ["native", "python"])
+def test_a_dtype_that_is_not_known_is_opaque_and_all_else_is_recorded(recorder: str, record: Record) -> None:
+    def body(_: Any) -> None:
+        quantized = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, dtype=torch.qint8)
+        torch.dequantize(quantized)
+
+    recording = record(body, recorder)
+    assert recording.metadata.complete, recording.metadata.notes
+    found = {call.operator: [argument.value for argument in call.args] for call in recording.kernels()}
+    assert found["aten::quantize_per_tensor"][-1] == Opaque("dtype")
+    (tensor,) = found["aten::dequantize.self"]
+    assert isinstance(tensor, Opaque) and tensor.type.startswith("tensor ")
+
+
+@pytest.mark.parametrize("recorder", ["native", "python"])
+def test_a_file_opened_under_a_closed_number_is_not_written_to(recorder: str, record: Record, tmp_path: Path) -> None:
+    """As a daemon's are that closes every descriptor which it inherited."""
+    theirs = tmp_path / "theirs"
+
+    def body(_: Any) -> None:
+        torch.ones(1)
+        with theirs.open("wb") as file:
+            for number in shard_files():
+                os.dup2(file.fileno(), number)
+        torch.ones(2)
+        assert theirs.read_bytes() == b""
+
+    assert record(body, recorder).metadata.complete
+    assert theirs.read_bytes() == b""
+    recording = record(
+        lambda _: [torch.ones(1), [os.close(number) for number in shard_files()], torch.ones(3)], recorder
+    )
+    assert sum(call.total for call in recording.calls if call.operator == "aten::ones") == 2
+
+
+def shard_files() -> list[int]:
+    """The descriptors that this process has of a shard's lines."""
+    numbers = [int(number) for number in os.listdir("/proc/self/fd")]
+    return [number for number in numbers if _place(number).endswith(".jsonl")]
+
+
+def _place(number: int) -> str:
+    return os.path.realpath(f"/proc/self/fd/{number}")
 
 
 @pytest.mark.parametrize("recorder", ["native", "python"])

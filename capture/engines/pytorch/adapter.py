@@ -55,7 +55,7 @@ def hook(window: Window) -> None:
     os.register_at_fork(after_in_child=steps.forget)
     call = _hook_modules(torch, steps)
     when_imported(GENERATE, contained(window, functools.partial(_hook_generate, steps=steps)))
-    when_imported(DYNAMO, contained(window, lambda module: skip_frames(module, window, call)))
+    when_imported(DYNAMO, contained(window, lambda module: _hook_dynamo(module, window, call)))
 
 
 def _hook_modules(torch: Any, steps: Steps) -> Any:
@@ -102,6 +102,26 @@ TAP = "steps"
 
 
 NONE_RAN = "no torch.nn.Module was called: bracket the program's work in `with kcap.step():`"
+
+
+def _hook_dynamo(dynamo: ModuleType, window: Window, call: Any) -> None:
+    skip_frames(dynamo, window, call)
+    wrap(dynamo.OptimizedModule, "_initialize", functools.partial(_without_call, call))
+
+
+def _without_call(call: Any, original: Around, compiled: Any) -> Any:
+    """A compiled module is a module, whose call begins the step. What it compiles is PyTorch's own `__call__`, as
+    without kcap: torch saves that function with what it compiled ahead of time.
+    """
+    module: Any = compiled._orig_mod
+    kind: Any = type(module)
+    if kind.__call__ is not call:
+        return original()
+    vars(module)["__call__"] = call.__wrapped__.__get__(module)
+    try:
+        return original()
+    finally:
+        del vars(module)["__call__"]
 
 
 def skip_frames(dynamo: Any, window: Window, call: Any) -> None:

@@ -117,6 +117,7 @@ inline void put_int(std::string& out, int64_t value, IntKind kind) {
   if (kind == IntKind::layout) { tag = "layout"; name = layout_name(value); }
   if (kind == IntKind::memory_format) { tag = "memory_format"; name = memory_format_name(value); }
   if (name) put_tagged(out, tag, name);
+  else if (tag) put_tagged(out, "opaque", tag);
   else out += std::to_string(value);
 }
 

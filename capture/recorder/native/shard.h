@@ -4,6 +4,7 @@
 #pragma once
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -25,8 +26,9 @@ enum Header : size_t { hMagic, hClosed, hFailed, hSteps, hOverflow, hTraced, hOf
 class Shard {
  public:
   void open(const std::string& stem) {
-    lines_ = ::open((stem + ".jsonl").c_str(), O_CREAT | O_EXCL | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
-    if (lines_ < 0) fail("open " + stem + ".jsonl");
+    path_ = stem + ".jsonl";
+    lines_ = ::open(path_.c_str(), O_CREAT | O_EXCL | kAppend, 0600);
+    if (lines_ < 0 || ::fstat(lines_, &file_)) fail("open " + path_);
     const int fd = ::open((stem + ".counts").c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0) fail("open " + stem + ".counts");
     // Real blocks, so that a full disk is an error here and never a SIGBUS in the engine.
@@ -53,7 +55,7 @@ class Shard {
   void release() {
     closed_ = true;
     if (cells_ != unmapped_) ::mmap(cells_, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-    if (lines_ >= 0) ::close(lines_);
+    if (is_ours()) ::close(lines_);
     lines_ = -1;
   }
 
@@ -76,8 +78,15 @@ class Shard {
 
  private:
   static constexpr size_t kMostWaiting = 1 << 16;
+  static constexpr int kAppend = O_WRONLY | O_APPEND | O_CLOEXEC;
+  // A program may close descriptors that are not its own, as a daemon does, and open its own files under their numbers.
+  bool is_ours() const {
+    struct stat found;
+    return !::fstat(lines_, &found) && found.st_dev == file_.st_dev && found.st_ino == file_.st_ino;
+  }
   void put() {
     std::string_view text = waiting_;
+    if (!text.empty() && !closed_ && !is_ours() && (lines_ = ::open(path_.c_str(), kAppend)) < 0) fail("open " + path_);
     while (!text.empty() && !closed_) {
       const ssize_t n = ::write(lines_, text.data(), text.size());
       if (n < 0 && errno == EINTR) continue;
@@ -90,6 +99,8 @@ class Shard {
   static constexpr size_t kBytes = 8 * (hSize + kMaxBatches + kMaxCalls * kPhases);
   [[noreturn]] static void fail(const std::string& what) { throw std::runtime_error(what + ": " + std::strerror(errno)); }
   int lines_ = -1;
+  std::string path_;
+  struct stat file_ = {};
   bool closed_ = false;
   std::string waiting_;
   std::atomic<bool> waits_{false};

@@ -327,7 +327,8 @@ class Describer {
     if (!t.defined()) { out += "null"; return; }
     if (is_number(t)) return put_wrapped_number(out, t);
     const char* type = dtype_name(t.scalar_type());
-    if (!type || !strided(t)) return put_tagged(out, "opaque", "tensor " + unusual_kind(t));
+    if (!strided(t)) return put_tagged(out, "opaque", "tensor " + unusual_kind(t));
+    if (!type) return put_tagged(out, "opaque", std::string("tensor ") + c10::toString(t.scalar_type()));
     out += "{\"tensor\":{\"shape\":";
     put_ints(out, t.sizes());
     out += ",\"dtype\":"; put_string(out, type);
