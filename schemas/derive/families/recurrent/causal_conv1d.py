@@ -1,5 +1,5 @@
 """causal_conv1d: the short convolution before a recurrent layer, one for each channel, by vLLM's and SGLang's Triton
-kernels, which have the same names, and by SGLang's in CUDA.
+kernels, which have the same names, by SGLang's in CUDA, and by vLLM's for CPUs (a decode).
 
 Each output is a sum over its token and those just before it; the last ones of a sequence stay as its state. A decode
 has one token a sequence, a prefill many. Speculative tokens and states kept at block boundaries are declined, and so
@@ -7,6 +7,8 @@ are tensors of several dtypes where a slot is padding (`USE_PAD_SLOT`: SGLang's,
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -78,12 +80,18 @@ def update(call: Invocation) -> KernelInstance:
     call.refuse(*UNMODELLED, "query_start_loc_ptr")
     if call["SAVE_INTERMEDIATE"] is None:
         call.refuse("intermediate_conv_window_ptr")
-    x, out = (call.tensor(name).squeeze(-1) for name in ("x_ptr", "o_ptr"))
+    out = call.tensor("o_ptr")
+    return update_of(call, lambda: out)
+
+
+def update_of(call: Invocation, written: Callable[[], torch.Tensor]) -> KernelInstance:
+    """A decode whose output is `written` once it ran."""
+    x = call.tensor("x_ptr").squeeze(-1)
     state, indices = call.tensor("conv_state_ptr"), "conv_state_indices_ptr"
     padding = padding_of(call)
 
     def used() -> torch.Tensor:
-        return used_states(state_of_each(call, len(x), padding, indices), padding).to(out.device)
+        return used_states(state_of_each(call, len(x), padding, indices), padding).to(x.device)
 
     return instance(
         call,
@@ -94,7 +102,7 @@ def update(call: Invocation) -> KernelInstance:
             "conv_state": tensor_arg(state, *STATE, description="The last tokens of each sequence, updated in place."),
             "conv_state_indices": states_arg(call, "batch_size", len(x), padding, indices),
         },
-        lazy_arg(x.dtype, ("batch_size", "dim"), lambda: torch.where(used()[:, None], out, 0.0)),
+        lazy_arg(x.dtype, ("batch_size", "dim"), lambda: torch.where(used()[:, None], written().reshape(x.shape), 0.0)),
         lambda: 2 * int(used().sum()) * total_bytes(x[:1], state[:1]),
     )
 
@@ -153,6 +161,21 @@ def cuda_update(call: Invocation) -> KernelInstance:
 def cuda_forward(call: Invocation) -> KernelInstance:
     call.tensor("cache_indices")
     return forward(as_triton(call))
+
+
+CPU_NAMES = {"x": "x_ptr", "weight": "w_ptr", "bias": "bias_ptr", "conv_state": "conv_state_ptr"}
+
+
+@family("causal_conv1d", "_C::causal_conv1d_update_cpu_vec")
+def cpu_update(call: Invocation) -> KernelInstance:
+    """`x`: [batch, channels]. It reads as many states' numbers as there are sequences, whatever their strides."""
+    call.refuse("query_start_loc")
+    if call.tensor("conv_state_indices").numel() != len(call.tensor("x")):
+        raise Unrecognized("it reads states' numbers of a table as if it had one column")
+    named = {triton: call[name] for name, triton in CPU_NAMES.items()}
+    constants = {"SILU_ACTIVATION": call["activation"] in ("silu", "swish"), "HAS_NULL_BLOCK": True}
+    indices = {"conv_state_indices_ptr": call["conv_state_indices"], "null_block_id": call["pad_slot_id"]}
+    return update_of(Invocation(call.operator, {**named, **constants, **indices}), lambda: call.result)
 
 
 def as_triton(call: Invocation) -> Invocation:

@@ -1,6 +1,6 @@
-"""mamba_ssu: one step of Mamba's selective state space for each sequence, by Triton's kernel, with FlashInfer's names.
+"""mamba_ssu: one step of Mamba's selective state space for each sequence, with FlashInfer's names.
 
-SGLang's kernel has an axis of tokens after that of sequences, here of one.
+By Triton's kernel or vLLM's for CPUs. SGLang's kernel has an axis of tokens after that of sequences, here of one.
 
 Mamba (arXiv:2312.00752) has one head, and a decay for each channel and number of a state; Mamba-2 (arXiv:2405.21060)
 many heads with one decay each. Speculative tokens, of which a sequence has several, are declined, and so is
@@ -107,6 +107,18 @@ def selective_state_update(call: Invocation) -> KernelInstance:
         flops=lambda: 6 * int(used().sum()) * state[0].numel(),
         touched=lambda: int(used().sum()) * per_row,
     )
+
+
+CPU_TENSORS = ("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "out", "num_accepted_tokens", "cu_seqlens")
+CPU_INDICES = ("state_batch_indices", "dst_state_batch_indices")
+
+
+@family("mamba_ssu", "_C::selective_state_update_cpu")
+def cpu_state_update(call: Invocation) -> KernelInstance:
+    """The tensors of Triton's kernel, without `_ptr`."""
+    named = {f"{name}_ptr": call[name] for name in (*CPU_TENSORS, *CPU_INDICES)}
+    constants = {"DT_SOFTPLUS": call["dt_softplus"], "null_block_id": call["null_block_id"]}
+    return selective_state_update(Invocation(call.operator, {**named, **constants}))
 
 
 def one_token(call: Invocation, name: str) -> torch.Tensor:

@@ -86,13 +86,14 @@ def shrink_states(bound: BoundCall, caches: tuple[str, ...], *names: str) -> int
     return count
 
 
-@replay_rule("triton::_selective_scan_update_kernel")
+@replay_rule("triton::_selective_scan_update_kernel", "_C::selective_state_update_cpu")
 class StateUpdate(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
-        shrink_states(bound, ("state_ptr",), "state_batch_indices_ptr", "dst_state_batch_indices_ptr")
+        triton = ("state_batch_indices_ptr", "dst_state_batch_indices_ptr")
+        shrink_states(bound, ("state_ptr", "state"), *triton, "state_batch_indices", "dst_state_batch_indices")
 
 
-@replay_rule("triton::_causal_conv1d_update_kernel", *CUDA_UPDATES)
+@replay_rule("triton::_causal_conv1d_update_kernel", "_C::causal_conv1d_update_cpu_vec", *CUDA_UPDATES)
 class ConvolutionUpdate(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
         shrink_states(bound, ("conv_state_ptr", "conv_state"), "conv_state_indices_ptr", "conv_state_indices")
@@ -168,7 +169,7 @@ def update_rate(draft: WorkloadDraft, name: str) -> torch.Tensor:
     return draft.reals(0.0, 1.0, draft.shape(name))
 
 
-@valid_input("A", op_types=("mamba_ssu", "mamba", "mamba2_chunk_cumsum", "selective_scan"))
+@valid_input("A", op_types=("mamba_ssu", "mamba", "mamba2_chunk_cumsum", "mamba2_scan", "selective_scan"))
 def decay(draft: WorkloadDraft, name: str) -> torch.Tensor:
     """Negative: the state decays by exp(A dt)."""
     return -8.0 * forgetting_rates(draft, *draft.shape(name))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, randn
+from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, randn
 from interpreted import Launcher, kernels
 from paging import starts
 
@@ -95,6 +95,34 @@ def test_padding_of_a_decode_is_zero(found: dict[str, Launcher], padding: int):
     instance = agrees(UPDATE, updating(found["_causal_conv1d_update_kernel"]), **arguments)
     assert instance.outputs["output"].get()[[1, 3]].abs().max() == 0
     assert instance.touched() == 2 * 2 * (20 + 3 * 20) * 2
+
+
+@pytest.mark.parametrize(("silu", "bias", "width"), [(True, True, 4), (False, False, 3)])
+def test_decode_is_vllms_kernel_for_cpus(silu: bool, bias: bool, width: int):
+    """It returns its output."""
+    load_vllm_kernels()
+    x, state = randn(3, 64), randn(9, width - 1, 64, seed=3).mT
+    instance = agrees(
+        "_C::causal_conv1d_update_cpu_vec",
+        torch.ops._C.causal_conv1d_update_cpu_vec,
+        x=x,
+        conv_state=state,
+        weight=randn(64, width, seed=1),
+        bias=randn(64, seed=2) if bias else None,
+        activation="silu" if silu else None,
+        conv_state_indices=torch.tensor([[3], [0], [8]], dtype=torch.int32),
+        query_start_loc=None,
+        pad_slot_id=0,
+    )
+    words = ("_silu" if silu else "") + ("" if bias else "_nobias")
+    assert instance.name == f"causal_conv1d_update{words}_pad0_d64_w{width}"
+
+
+def test_a_table_of_states_is_declined_where_the_kernel_does_not_read_its_first_column():
+    call = {"x": randn(2, 64), "weight": randn(64, 4), "conv_state": randn(9, 3, 64).mT, "activation": None}
+    table = torch.tensor([[3, 1], [8, 2]], dtype=torch.int32)
+    assert declined("_C::causal_conv1d_update_cpu_vec", **call, pad_slot_id=0, conv_state_indices=table)
+    kernel_of("_C::causal_conv1d_update_cpu_vec", **call, pad_slot_id=0, conv_state_indices=table[:, 0])
 
 
 def prefill(counts: list[int], slots: list[int], dtype: torch.dtype = torch.float16, **more: Any) -> Arguments:

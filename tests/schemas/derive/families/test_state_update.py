@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, randn
+from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, randn
 from interpreted import kernels
 
 from kcap.schemas.derive.cost import cost_of_instance
@@ -107,6 +107,18 @@ def test_padding_writes_no_state_and_its_output_is_zero(kernel: Callable[..., An
     instance = agrees(OPERATOR, kernel, **arguments(4, 2, 4, 16, 1, **named))
     assert instance.outputs["output"].get()[[1, 3]].abs().max() == 0
     assert instance.flops() == 6 * 2 * 2 * 4 * 16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_reference_is_vllms_kernel_for_cpus(dtype: torch.dtype):
+    load_vllm_kernels()
+    slots = torch.tensor([3, 0, 5], dtype=torch.int32)[:, None]
+    named = {"state_batch_indices_ptr": slots, "dst_state_batch_indices_ptr": slots, "null_block_id": 0}
+    usual = arguments(3, 4, 16, 16, 2, dtype, dt_bias_ptr=randn(4, 1, dtype=dtype).expand(4, 16), **named)
+    call = {name.removesuffix("_ptr"): usual[name] for name in usual if name.endswith("_ptr") and name[:4] != "rand"}
+    operator = torch.ops._C.selective_state_update_cpu
+    instance = agrees("_C::selective_state_update_cpu", operator, **call, dt_softplus=True, null_block_id=0)
+    assert instance.name == f"mamba_ssu_decode_pad0{'' if dtype == torch.bfloat16 else '_fp32'}_h4_d16_s16_ng2"
 
 
 def test_what_is_declined():

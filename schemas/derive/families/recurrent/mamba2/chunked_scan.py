@@ -360,7 +360,7 @@ def summed_decays(draft: WorkloadDraft, name: str) -> torch.Tensor:
     return draft.reals(-0.1, 0.0, (heads, *rest)).mul(rates).cumsum(-1)
 
 
-@valid_input("dt", op_types=("mamba2_chunk_state", "mamba2_chunk_scan"))
+@valid_input("dt", op_types=("mamba2_chunk_state", "mamba2_chunk_scan", "mamba2_scan"))
 def time_steps(draft: WorkloadDraft, name: str) -> torch.Tensor:
     """Positive: a softplus was taken."""
     return draft.reals(0.0, 0.1, draft.shape(name))
