@@ -148,12 +148,14 @@ NO_WORK = frozenset(  # those that compute a dtype run on the host, as a step of
 def does_work(call: Call) -> bool:
     """False for views, allocations, waits for a collective, and what computes a dtype.
 
-    And where `contiguous`, `reshape` or `to` return their input. A `reshape` of strided memory is taken for a copy,
-    though some of them are views.
+    And where `contiguous`, `reshape` or `to` return their input, and a dropout does, out of training. A `reshape` of
+    strided memory is taken for a copy, though some of them are views.
     """
     base = call.operator.split(".")[0]
     if base in NO_WORK:
         return False
+    if base == "aten::dropout":
+        return not any(arg.name == "train" and arg.value is False for arg in call.args)
     if base not in MAY_COPY:
         return call.work
     source = next((arg.value for arg in call.args if isinstance(arg.value, TensorSpec)), None)

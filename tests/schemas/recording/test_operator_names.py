@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kcap.schemas.recording.operators import OperatorError, check_operator_name, does_work, from_trace, to_trace
-from kcap.schemas.recording.recording import Call
+from kcap.schemas.recording.recording import Argument, Call
 
 
 @pytest.mark.parametrize(
@@ -90,3 +90,11 @@ def test_what_computes_a_dtype_or_waits_does_no_work() -> None:
     names = ("aten::promote_types", "aten::result_type.Scalar", "aten::can_cast", "_c10d_functional::wait_tensor")
     assert not any(does_work(Call(id=0, operator=name)) for name in (*names, "_c10d_functional::_wrap_tensor_autograd"))
     assert does_work(Call(id=0, operator="aten::add.Tensor"))
+
+
+def test_a_dropout_does_work_in_training_alone():
+    for train in (True, False):
+        call = Call(
+            id=0, operator="aten::dropout", args=[Argument(name="p", value=0.0), Argument(name="train", value=train)]
+        )
+        assert does_work(call) is train
