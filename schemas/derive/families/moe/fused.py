@@ -23,7 +23,7 @@ REFERENCE = """import torch
 
 
 @torch.no_grad()
-def run(hidden_states, gemm1_weights, gemm2_weights, topk_weights, topk_ids):
+def run({inputs}):
     assert gemm1_weights.shape == ({e}, {g}, {h})
     x = hidden_states.to(torch.float32)
     output = torch.zeros_like(x)
@@ -33,9 +33,10 @@ def run(hidden_states, gemm1_weights, gemm2_weights, topk_weights, topk_ids):
         token, slot = torch.nonzero(topk_ids == expert, as_tuple=True)
         {halves} = (x[token] @ gemm1_weights[expert].to(torch.float32).T).chunk(2, dim=-1)
         y = (torch.nn.functional.silu(gate) * up) @ gemm2_weights[expert].to(torch.float32).T
-        output.index_add_(0, token, y * topk_weights[token, slot, None].to(torch.float32))
+        output.index_add_(0, token, y{weighted})
     return output.to(hidden_states.dtype)
 """
+WEIGHTED = " * topk_weights[token, slot, None].to(torch.float32)"
 SWIGLU, TRTLLM_SWIGLU = 3, 5  # of FlashInfer's and TensorRT-LLM's ActivationType
 COLUMNS = {"vec": 1, "amx": 2}  # that lie together
 
@@ -44,20 +45,21 @@ COLUMNS = {"vec": 1, "amx": 2}  # that lie together
 class Experts:
     """`x`: [tokens, hidden], `w1`: [experts, 2 * intermediate, hidden], `w2`: [experts, hidden, intermediate].
 
-    `weights`, `ids`: [tokens, top_k]; an id beyond the experts is another rank's.
+    `weights`, `ids`: [tokens, top_k]; an id beyond the experts is another rank's. Without `weights` each counts whole.
     """
 
     x: torch.Tensor
     w1: torch.Tensor
     w2: torch.Tensor
-    weights: torch.Tensor
+    weights: torch.Tensor | None
     ids: torch.Tensor
 
     @property
     def touched(self) -> int:
         """Bytes: of the matrices, only those of experts with tokens."""
         matrices = experts_in_use(self.ids, len(self.w1)) * total_bytes(self.w1[:1], self.w2[:1])
-        return matrices + total_bytes(self.x, self.x, self.weights, self.ids)
+        weights = () if self.weights is None else (self.weights,)
+        return matrices + total_bytes(self.x, self.x, *weights, self.ids)
 
 
 def experts_in_use(ids: torch.Tensor, experts: int) -> int:
@@ -79,12 +81,13 @@ def routed_pairs(ids: torch.Tensor, experts: int) -> int:
 
 @family("fused_moe", "_C::cpu_fused_moe")
 def cpu_fused_moe(call: Invocation) -> KernelInstance:
-    call.refuse("w13_bias", "w2_bias", "skip_weighted")
+    """Llama 4 weights the tokens before it, and has it `skip_weighted`."""
+    call.refuse("w13_bias", "w2_bias")
     if call["act"] != "silu" or call["isa"] not in COLUMNS:
         raise Unrecognized("not silu, or weights of an unknown layout")
     w1, w2 = (unpacked_weights(call.tensor(name), COLUMNS[call["isa"]]) for name in ("w13", "w2"))
-    ids = call.tensor("topk_id")
-    return fused_moe_instance(call, Experts(call.tensor("input"), w1, w2, call.tensor("topk_weights"), ids), "gate, up")
+    weights = None if call["skip_weighted"] else call.tensor("topk_weights")
+    return fused_moe_instance(call, Experts(call.tensor("input"), w1, w2, weights, call.tensor("topk_id")), "gate, up")
 
 
 @family("fused_moe", "_C::fused_experts_cpu")
@@ -134,13 +137,23 @@ def fused_moe_instance(call: Invocation, experts: Experts, halves: str) -> Kerne
     if {x.dtype, w1.dtype, w2.dtype} != {x.dtype} or x.dtype not in FLOATS:
         raise Unrecognized("quantized")
     (e, g, h), (tokens, k) = w1.shape, experts.ids.shape
-    word = f"{'' if halves == 'gate, up' else '_upgate'}{abbreviate(x.dtype, torch.bfloat16)}"
+    unweighted = "" if experts.weights is not None else "_unweighted"
+    word = f"{unweighted}{'' if halves == 'gate, up' else '_upgate'}{abbreviate(x.dtype, torch.bfloat16)}"
+    summed = "" if unweighted else " by its weights"
     routed = ("seq_len", "top_k")
 
     def output() -> torch.Tensor:
         result = written_or_returned(call, "output", "out")
         return (result if isinstance(result, torch.Tensor) else result[0])[:tokens]  # FlashInfer returns a list of one
 
+    inputs = {
+        "hidden_states": tensor_arg(x, "seq_len", "hidden_size"),
+        "gemm1_weights": tensor_arg(w1, "num_experts", "gemm1_out_size", "hidden_size", description=f"Rows: {halves}."),
+        "gemm2_weights": tensor_arg(w2, "num_experts", "hidden_size", "intermediate_size"),
+    }
+    if experts.weights is not None:
+        inputs["topk_weights"] = tensor_arg(experts.weights, *routed)
+    inputs["topk_ids"] = tensor_arg(experts.ids, *routed)
     return KernelInstance(
         name=f"fused_moe{word}_topk{k}_e{e}_h{h}_i{w2.shape[2]}",
         op_type="moe",
@@ -152,18 +165,12 @@ def fused_moe_instance(call: Invocation, experts: Experts, halves: str) -> Kerne
             "gemm1_out_size": g,
             "top_k": k,
         },
-        inputs={
-            "hidden_states": tensor_arg(x, "seq_len", "hidden_size"),
-            "gemm1_weights": tensor_arg(
-                w1, "num_experts", "gemm1_out_size", "hidden_size", description=f"Rows: {halves}."
-            ),
-            "gemm2_weights": tensor_arg(w2, "num_experts", "hidden_size", "intermediate_size"),
-            "topk_weights": tensor_arg(experts.weights, *routed),
-            "topk_ids": tensor_arg(experts.ids, *routed),
-        },
+        inputs=inputs,
         outputs={"output": lazy_arg(x.dtype, ("seq_len", "hidden_size"), output)},
-        reference=REFERENCE.format(e=e, g=g, h=h, halves=halves),
-        description="Experts of a mixture: each token's, by silu and a gate, summed by its weights.",
+        reference=REFERENCE.format(
+            inputs=", ".join(inputs), e=e, g=g, h=h, halves=halves, weighted="" if unweighted else WEIGHTED
+        ),
+        description=f"Experts of a mixture: each token's, by silu and a gate, summed{summed}.",
         tags=("fused",),
         constraints=("gemm1_out_size == 2 * intermediate_size",),
         flops=lambda: 2 * routed_pairs(experts.ids, e) * (g * h + h * w2.shape[2]),

@@ -54,6 +54,19 @@ def test_reference_is_vllms_cpu_operator():
         assert torch.equal(kernel.inputs["gemm2_weights"].get(), w2)
 
 
+def test_experts_of_tokens_that_were_weighted_before_them():
+    load_vllm_kernels()
+    w1, w2 = matrices(4, 64, 96)
+    x, (weights, ids) = randn(5, 96), routed(5, 4, 1)
+    packs = {"w13": packed(w1, "vec"), "w2": packed(w2, "vec"), "w13_bias": None, "w2_bias": None}
+    routing = {"topk_weights": weights, "topk_id": ids, "skip_weighted": True}
+    call = {"output": torch.empty_like(x), "input": x, **packs, **routing, "act": "silu", "isa": "vec"}
+    kernel = agrees("_C::cpu_fused_moe", torch.ops._C.cpu_fused_moe, **call)
+    assert kernel.name == "fused_moe_unweighted_topk1_e4_h96_i64" and "topk_weights" not in kernel.inputs
+    assert kernel.touched is not None
+    assert kernel.touched() == len(ids.unique()) * 3 * 64 * 96 * 2 + 2 * 5 * 96 * 2 + 5 * ids.element_size()
+
+
 @pytest.mark.parametrize("isa", ["vec", pytest.param("amx", marks=needs_avx512)])
 def test_weights_are_matrices_whatever_their_layout(isa: str):
     load_vllm_kernels()
@@ -153,7 +166,6 @@ def test_only_experts_with_tokens_are_touched():
 def test_what_is_not_modelled_is_declined():
     assert declined("_C::cpu_fused_moe", **qwen3(act="swigluoai"))
     assert declined("_C::cpu_fused_moe", **qwen3(isa="neon"))
-    assert declined("_C::cpu_fused_moe", **qwen3(skip_weighted=True))
     assert declined("_C::cpu_fused_moe", **qwen3(w13_bias=torch.empty(128, 1536)))
     names = {"hidden_states": "input", "w1": "w13", "w2": "w2", "topk_weights": "topk_weights", "topk_ids": "topk_id"}
     packs = {name: qwen3()[other] for name, other in names.items()}
