@@ -98,3 +98,8 @@ def test_a_dropout_does_work_in_training_alone():
             id=0, operator="aten::dropout", args=[Argument(name="p", value=0.0), Argument(name="train", value=train)]
         )
         assert does_work(call) is train
+
+
+def test_a_cache_update_that_ran_nothing_does_no_work():
+    """An encoder's: where a layer has a cache, what it runs is recorded in it."""
+    assert not does_work(Call(id=0, operator="vllm::unified_kv_cache_update"))
