@@ -329,15 +329,18 @@ def _with_read_joints(nodes: Nodes, binding: Binding) -> tuple[Nodes, Binding]:
     joints = {}
     for name, pointer in binding.reads.items():
         parts = sorted(
-            (other.tensor.offset or 0, node, other.tensor)
-            for written, other in binding.writes.items()
-            if other.kind == "out" and other.tensor.storage == pointer.tensor.storage
-            if (node := nodes.stored_node(written)) is not None
-        )
+            ((other.tensor.offset or 0, nodes.stored_node(written) or "", other.tensor)
+             for written, other in binding.writes.items()
+             if other.kind == "out" and other.tensor.storage == pointer.tensor.storage),
+            key=lambda part: part[:2],
+        )  # fmt: skip
         dim = _joint_of([tensor for *_, tensor in parts], pointer.tensor)
-        if dim is not None:
+        own = nodes.fragment.operations.get(name)
+        if dim is not None and all(node for _, node, _ in parts):
             args: list[FragmentValue] = [[Ref(node) for _, node, _ in parts], dim]
             joints[name] = Operation(name, CAT, args, {}, nodes.input_buffers[name])
+        elif dim is not None and own is not None and own.target == CAT:
+            joints[name] = own  # some of its parts are views, which are no nodes of buffers
     if not joints:
         return nodes, binding
     fragment = nodes.fragment

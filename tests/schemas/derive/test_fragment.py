@@ -239,6 +239,21 @@ def test_a_concatenation_that_is_read_where_its_parts_were_written_is_no_input()
         torch.testing.assert_close(part, right, rtol=0.02, atol=0.05)
 
 
+def test_a_concatenation_of_a_view_that_is_read_where_it_was_written_is_no_input() -> None:
+    """Gemma 3's: the second half of each head, negated, is joined to the first, which no operator but a slice gives."""
+    reference = reference_from(*JOINTS[2])
+    assert isinstance(reference, FragmentReference)
+    assert [port.name for port in reference.inputs] == ["in_ptr0", "in_ptr1", "in_ptr3", "in_ptr4"]
+    torch.manual_seed(0)
+    query, key = torch.randn(40, 4, 32).bfloat16(), torch.randn(40, 2, 32).bfloat16()
+    cos, sin = torch.randn(2, 40, 32).bfloat16()
+    found = compile_reference(reference.source, "fused")(query, cos, sin, key)
+    rotary = [torch.cat([-x[..., 16:], x[..., :16]], -1) * sin[:, None] + x * cos[:, None] for x in (query, key)]
+    assert [tuple(part.shape) for part in found] == [(40, 4, 16), (40, 4, 32), (40, 2, 16), (40, 2, 32)]
+    for part, right in zip(found[1::2], rotary, strict=True):
+        torch.testing.assert_close(part, right, rtol=0.02, atol=0.05)
+
+
 def test_parts_that_lie_apart_are_of_no_concatenation() -> None:
     call, fragment = JOINTS[0]
     apart = [
