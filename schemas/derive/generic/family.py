@@ -7,11 +7,13 @@ fragment does not say which of its nodes they are.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from kcap.errors import FormatError
 from kcap.schemas.derive.fragment.binding import VIEWS
-from kcap.schemas.derive.fragment.reference import FragmentReference, reference_from
-from kcap.schemas.derive.fragment.text import read_fragment
+from kcap.schemas.derive.fragment.reference import MEAN, FragmentReference, reference_from
+from kcap.schemas.derive.fragment.text import Operation, read_fragment
+from kcap.schemas.derive.fragment.values import Ref
 from kcap.schemas.derive.generic.pattern import registered_operator
 from kcap.schemas.derive.invocation import MISREADING, Unrecognized
 from kcap.schemas.recording.operators import SOURCES, base_of
@@ -60,10 +62,21 @@ def fused_family(call: Call, recording: Recording | None) -> str:
 
 def _operators(call: Call, fragment: str) -> set[str]:
     """The base names of those in the kernel's reference or, where it has none, of all in its fragment."""
-    reference = reference_from(call, fragment)
+    reference, operations = reference_from(call, fragment), read_fragment(fragment).operations
+    operators = {operation.target.split(".")[-2:][0] for operation in operations.values()}
     if isinstance(reference, FragmentReference):
-        return set(re.findall(r"torch\.ops\.\w+\.(\w+)", reference.source)) - VIEW_BASES or {"copy_"}
-    return {operation.target.split(".")[-2:][0] for operation in read_fragment(fragment).operations.values()}
+        operators = set(re.findall(r"torch\.ops\.\w+\.(\w+)", reference.source)) - VIEW_BASES or {"copy_"}
+    return operators | {"var"} if "sub" in operators and _subtracts_mean(operations) else operators
+
+
+def _subtracts_mean(operations: Mapping[str, Operation]) -> bool:
+    """As a variance does, also where it is written without aten's operator for it."""
+    return any(
+        isinstance(subtracted, Ref) and subtracted.name in operations and operations[subtracted.name].target == MEAN
+        for operation in operations.values()
+        if operation.target == "aten.sub.Tensor"
+        for subtracted in operation.args[1:2]
+    )
 
 
 def family_of_operators(operators: set[str], quantizes: bool) -> str:

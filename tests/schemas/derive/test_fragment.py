@@ -29,7 +29,8 @@ JOINTS = kernels_in("cpu_joints.jsonl")  # which write the parts of a concatenat
 COPIED = kernels_in("h200_copied.jsonl")  # into an argument whose content nothing reads
 SHARED = kernels_in("h200_shared.jsonl")  # the fragment of a group of kernels
 SIZES = kernels_in("h200_sizes.jsonl")  # that no input has
-KERNELS = [*kernels_in("h200.jsonl"), *MEANS, *JOINTS, *COPIED, *SHARED, *SIZES]
+LAYERNORM = kernels_in("cpu_layernorm.jsonl")  # which takes its mean away itself
+KERNELS = [*kernels_in("h200.jsonl"), *MEANS, *JOINTS, *COPIED, *SHARED, *SIZES, *LAYERNORM]
 IDS = [call.operator.split("::")[1] for call, _ in KERNELS]
 
 
@@ -281,7 +282,10 @@ def test_a_kernel_that_shares_its_fragment_is_of_the_operators_that_give_what_it
     torch.testing.assert_close(found, both, rtol=0.02, atol=0.05)
 
 
-@pytest.mark.parametrize(("kernel", "family"), [*zip(SHARED, ("rmsnorm", "rope", "fill"), strict=True)])
+OWN_FAMILIES = [*zip([*SHARED, *LAYERNORM], ("rmsnorm", "rope", "fill", "layernorm"), strict=True)]
+
+
+@pytest.mark.parametrize(("kernel", "family"), OWN_FAMILIES)
 def test_it_is_of_the_family_of_its_own_operators(kernel: tuple[Call, str], family: str) -> None:
     assert fused_family(kernel[0], holding(kernel[1])) == family
 
