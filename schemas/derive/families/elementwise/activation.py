@@ -179,12 +179,12 @@ def gated_instance(
     )
 
 
-@family("activation", "_C::gelu_new", "_C::gelu_fast")
+@family("activation", "_C::gelu_new", "_C::gelu_fast", "sglang_op::NewGELU")
 def gelu_new(call: Invocation) -> KernelInstance:
     return elementwise_instance(call, "gelu_tanh")
 
 
-@family("activation", "_C::gelu_quick")
+@family("activation", "_C::gelu_quick", "sglang_op::QuickGELU")
 def gelu_quick(call: Invocation) -> KernelInstance:
     """CLIP's."""
     return elementwise_instance(call, "quick_gelu")

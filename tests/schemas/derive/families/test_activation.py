@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, randn
@@ -88,6 +90,16 @@ def test_activations_of_each_element(name: str, dtype: torch.dtype):
     words = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_quick": "quick_gelu"}
     assert kernel.name == f"{words[name]}{'' if dtype == torch.bfloat16 else '_fp32'}_h96"
     agrees(f"_C::{name}", lambda out, input: out.copy_(ELEMENTWISE[name](input.double())), out=out, input=x)
+
+
+@pytest.mark.parametrize(
+    ("name", "activation", "run"),
+    [("NewGELU", "gelu_tanh", ELEMENTWISE["gelu_new"]), ("QuickGELU", "quick_gelu", ELEMENTWISE["gelu_quick"])],
+)
+def test_sglangs_classes_of_each_element(name: str, activation: str, run: Callable[[torch.Tensor], torch.Tensor]):
+    x = randn(5, 96)
+    kernel = agrees(f"sglang_op::{name}", lambda x, is_torch_compile: run(x), x=x, is_torch_compile=False)
+    assert (kernel.name, kernel.family) == (f"{activation}_h96", "activation")
 
 
 def test_relu_in_place_and_not():
