@@ -22,8 +22,8 @@ from kcap.schemas.recording.records import Call
 
 ACTIVATIONS = frozenset({"erf", "exp", "gelu", "relu", "sigmoid", "silu", "tanh"})
 ATEN = {
-    "copy": "cat clone constant_pad_nd contiguous copy_ repeat stack to _to_copy",
-    "fill": "fill_ full ones zero_ zeros",
+    "copy": "cat clone constant_pad_nd contiguous copy_ repeat reshape stack to _to_copy type_as",
+    "fill": "fill_ full full_like new_full new_ones new_zeros ones ones_like zero_ zeros zeros_like",
     "indexing": "gather index index_copy_ index_put_ index_select masked_select nonzero scatter scatter_ scatter_add_",
 }
 VIEW_BASES = {view.split(".")[1] for view in VIEWS}

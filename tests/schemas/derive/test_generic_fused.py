@@ -127,7 +127,11 @@ def test_its_family_is_known_where_it_gets_no_definition(tmp_path: Path):
     [
         ("aten::copy_", "copy"),
         ("aten::to.dtype", "copy"),
+        ("aten::reshape", "copy"),
+        ("aten::type_as", "copy"),
         ("aten::zero_", "fill"),
+        ("aten::zeros_like", "fill"),
+        ("aten::new_zeros", "fill"),
         ("aten::index.Tensor", "indexing"),
         ("aten::add.Tensor", "pointwise"),
         ("aten::sub_.Tensor", "pointwise"),
