@@ -329,11 +329,13 @@ def _with_read_joints(nodes: Nodes, binding: Binding) -> tuple[Nodes, Binding]:
     joints = {}
     for name, pointer in binding.reads.items():
         parts = sorted(
-            ((other.tensor.offset or 0, nodes.stored_node(written) or "", other.tensor)
-             for written, other in binding.writes.items()
-             if other.kind == "out" and other.tensor.storage == pointer.tensor.storage),
+            (
+                (other.tensor.offset or 0, nodes.stored_node(written) or "", other.tensor)
+                for written, other in binding.writes.items()
+                if other.kind == "out" and other.tensor.storage == pointer.tensor.storage
+            ),
             key=lambda part: part[:2],
-        )  # fmt: skip
+        )
         dim = _joint_of([tensor for *_, tensor in parts], pointer.tensor)
         own = nodes.fragment.operations.get(name)
         if dim is not None and all(node for _, node, _ in parts):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from kcap.schemas.derive.fragment.values import SYMBOL, FragmentError, FragmentValue, Parser, Ref, Size
 from kcap.schemas.recording.dtypes import BY_NAME, BY_WORD
@@ -91,6 +92,7 @@ class Fragment:
         return self.buffers.get(name, name)
 
 
+@lru_cache(maxsize=8)  # a kernel's is read for its reference and for its family
 def read_fragment(text: str) -> Fragment:
     """The Fragment in `text`; FragmentError names the line that is not understood."""
     if len(text) > LONGEST:
