@@ -56,7 +56,7 @@ class Lifecycle:
         self._undo_at_exit_of_child: Callable[[], None] = lambda: None
         self.inherited = False  # it recorded the process that forked this one, and records nothing here
         _windows.add(self)
-        atexit.register(self.close)  # before what the program registers from now on, which runs earlier
+        atexit.register(self._exit)  # before what the program registers from now on, which runs earlier
 
     def loaded(self, **facts: Any) -> None:
         """The model is loaded, its operators are registered, and nothing is compiled or captured yet. `facts`: as in
@@ -231,6 +231,10 @@ class Lifecycle:
                 self._listen(gate.admits_next() and not self._paused)
         gate.answer(asked)
 
+    def _exit(self) -> None:
+        if self.recorder is not None:  # else there is nothing to close, as in a forked child
+            self.close()
+
     def close(self) -> None:
         """Close the window for good, and the shard; whatever is written later goes nowhere."""
         with self._lock:
@@ -250,7 +254,7 @@ class Lifecycle:
                 for note in self._unwritten:
                     self.recorder.line(orjson.dumps(note))
                 self.recorder.close()
-            atexit.unregister(self.close)
+            atexit.unregister(self._exit)
             self._undo_at_exit_of_child()
 
 
