@@ -15,6 +15,7 @@ Writing is deterministic: the same content gives the same bytes.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -171,7 +172,7 @@ class Recording:
     def _content(self, name: str) -> bytes:
         path = self.path / "kernels" / Path(name).name
         try:
-            content = path.read_bytes()
+            content = _file_content(path)
         except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
             raise FormatError(str(path), f"not readable ({getattr(error, 'strerror', error)})") from None
         if not is_named_by(content, path.name):
@@ -207,8 +208,15 @@ def is_named_by(content: bytes, name: str) -> bool:
     return hashlib.sha256(content).hexdigest() == name.split(".")[0]
 
 
+def _file_content(path: Path) -> bytes:
+    """OSError for a pipe and a device, too, which may have no end."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "no regular file")
+    return path.read_bytes()
+
+
 def _unpacked(path: Path) -> bytes:
-    content = path.read_bytes()
+    content = _file_content(path)
     if not content.startswith(GZIP):
         return content
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:

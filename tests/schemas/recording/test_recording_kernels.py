@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kcap.errors import FormatError
-from kcap.schemas.recording.recording import Call, Launch, Metadata, Program, Recording, load, write_recording
+from kcap.schemas.recording.recording import (
+    Call,
+    Launch,
+    Metadata,
+    Program,
+    Recording,
+    SampledTensor,
+    load,
+    write_recording,
+)
 
 
 def in_order(recording: Recording, number: int) -> list[int]:
@@ -71,6 +82,20 @@ def test_a_source_that_was_changed_is_refused(with_source: Recording) -> None:
 def test_a_source_that_is_missing_is_a_format_error(with_source: Recording, name: str) -> None:
     with pytest.raises(FormatError, match="not readable"):
         with_source.source(Launch(kernel=name, function="kernel"))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_what_has_no_end_is_not_read(make: Callable[[Path], None], tmp_path: Path) -> None:
+    """As a Recording of somebody else's may hold."""
+    write_recording(tmp_path / "r", Metadata(), [], kernels={NAME: b""}, values={"v.safetensors": b""})
+    recording = load(tmp_path / "r")
+    for file in (recording.path / "kernels" / NAME, recording.path / "values" / "v.safetensors"):
+        file.unlink()
+        make(file)
+    with pytest.raises(FormatError, match=r"not readable .no regular file"):
+        recording.source(Launch(kernel=NAME, function="kernel"))
+    with pytest.raises(FormatError, match=r"not a readable safetensors file .*no regular file"):
+        recording.array(SampledTensor(file="v.safetensors", dtype="int64", shape=(1,)))
 
 
 def test_a_source_that_was_never_read_says_why(with_source: Recording) -> None:
