@@ -46,6 +46,8 @@ def open_group(memory: int) -> MemoryGroup:
     name = f"kcap-{os.getpid()}"
     above = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        with contextlib.suppress(OSError):
+            os.rmdir(name, dir_fd=above)  # left by a process that was killed, and whose number this one has now
         os.mkdir(name, dir_fd=above)
         try:
             (base / name / limit).write_text(str(memory + SHARED))

@@ -74,7 +74,10 @@ def _check_outside(output: Path, sources: Iterable[Path]) -> None:
 
 def make_directory_beside(output: Path) -> Path:
     """A new directory on the disk of `output`, for its owner alone (mode 0700), to be moved there."""
-    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise CallError(f"{output.parent} is, or lies below, what is no directory: choose another -o") from None
     return Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
 
 

@@ -22,6 +22,7 @@ from kcap.bench.sandbox import (
     SandboxSpec,
     landlock,
     libc,
+    memory_group,
     namespaces,
     open_sandbox,
     probe,
@@ -294,3 +295,13 @@ def test_a_process_lives_whatever_it_calls_itself() -> None:
             assert not process_tree.confined(named.pid) and named.pid in process_tree.below(os.getpid())
         finally:
             named.kill()
+
+
+def test_a_group_that_a_killed_process_left_is_no_hindrance():
+    """Numbers of processes come again."""
+    try:
+        left = memory_group.open_group(1 << 30)
+    except OSError as error:
+        pytest.skip(f"no cgroup may be made here: {error}")
+    left.close()
+    memory_group.open_group(1 << 30).remove()
