@@ -188,7 +188,7 @@ def encode(value: Any, storages: dict[int, int], real_type: str = "") -> Any:
     if isinstance(value, list | tuple):
         return [encode(item, storages, real_type) for item in value]
     if isinstance(value, torch.dtype):
-        return {"dtype": name} if (name := _dtype_name(value)) in BY_NAME else {"opaque": "dtype"}
+        return {"dtype": name} if (name := dtype_name(value)) in BY_NAME else {"opaque": "dtype"}
     if isinstance(value, torch.layout):
         return {"layout": str(value).removeprefix("torch.")}
     if isinstance(value, torch.memory_format):
@@ -215,7 +215,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_conj() or tensor.is_neg())
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch's, without the module's."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -228,7 +229,7 @@ def _unusual_kind(tensor: torch.Tensor) -> str:
 def _tensor(tensor: torch.Tensor, storages: dict[int, int]) -> Any:
     if not is_plain(tensor):
         return {"opaque": f"tensor {_unusual_kind(tensor)}"}
-    if (dtype := _dtype_name(tensor.dtype)) not in BY_NAME:
+    if (dtype := dtype_name(tensor.dtype)) not in BY_NAME:
         return {"opaque": f"tensor {dtype}"}
     storage = tensor.untyped_storage()._cdata
     out: dict[str, Any] = {"shape": list(tensor.shape), "dtype": dtype}

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import torch
 
-from kcap.capture.recorder.arguments import ALL, Described, holds_scalar, is_plain
+from kcap.capture.recorder.arguments import ALL, Described, dtype_name, holds_scalar, is_plain
 from kcap.capture.recorder.sampled_arguments import keeps_values
 from kcap.capture.shards.counts import (
     FAILED,
@@ -173,7 +173,7 @@ class CallTable:
 def _content(tensor: torch.Tensor) -> dict[str, Any]:
     values = tensor.flatten().tolist()
     out: dict[str, Any] = {
-        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "dtype": dtype_name(tensor.dtype),
         "shape": list(tensor.shape),
         "values": values,
     }

@@ -142,8 +142,11 @@ MAY_COPY = frozenset(
 
 NO_WORK = frozenset(  # those that compute a dtype run on the host, as a step of another operator
     f"aten::{name}" for name in "detach_ requires_grad_ resize_ set_ promote_types result_type can_cast".split()
-) | {"_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"}
-NO_WORK |= {"vllm::unified_kv_cache_update"}  # a region, except in an encoder's layers, which cache nothing
+) | {
+    "_c10d_functional::wait_tensor",
+    "_c10d_functional::_wrap_tensor_autograd",
+    "vllm::unified_kv_cache_update",  # a region, except in an encoder's layers, which cache nothing
+}
 
 
 def does_work(call: Call) -> bool:

@@ -29,8 +29,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 def test_what_is_compiled_of_a_module_is_pytorchs_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch saves it with what it compiled ahead of time, where nothing of kcap's may be."""
     monkeypatch.setattr(torch.nn.Module, "__call__", original := torch.nn.Module.__call__)
-    initialize = OptimizedModule._initialize
-    monkeypatch.setattr(OptimizedModule, "_initialize", initialize)
+    monkeypatch.setattr(OptimizedModule, "_initialize", OptimizedModule._initialize)
     window: Any = SimpleNamespace(tap_failed=None)
     adapter._hook_dynamo(eval_frame, window, adapter._hook_modules(torch, Steps(window)))
     module = Squares()

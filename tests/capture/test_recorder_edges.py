@@ -80,11 +80,7 @@ def test_a_file_opened_under_a_closed_number_is_not_written_to(recorder: str, re
 def shard_files() -> list[int]:
     """The descriptors that this process has of a shard's lines."""
     numbers = [int(number) for number in os.listdir("/proc/self/fd")]
-    return [number for number in numbers if _place(number).endswith(".jsonl")]
-
-
-def _place(number: int) -> str:
-    return os.path.realpath(f"/proc/self/fd/{number}")
+    return [number for number in numbers if os.path.realpath(f"/proc/self/fd/{number}").endswith(".jsonl")]
 
 
 @pytest.mark.parametrize("recorder", ["native", "python"])

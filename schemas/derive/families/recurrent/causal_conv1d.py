@@ -8,7 +8,8 @@ are tensors of several dtypes where a slot is padding (`USE_PAD_SLOT`: SGLang's,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -154,16 +155,23 @@ SGLANG_NAMES = {  # of the Triton kernels' arguments, for those of the kernels i
 def cuda_update(call: Invocation) -> KernelInstance:
     call.refuse("cache_seqlens")
     call.tensor("conv_state_indices")  # without them each sequence has the state of its own number
-    return update(as_triton(call))
+    return update(as_triton(call, SGLANG_NAMES, o_ptr=call["x"], USE_PAD_SLOT=True))
 
 
 @family("causal_conv1d", *CUDA_PREFILLS)
 def cuda_forward(call: Invocation) -> KernelInstance:
     call.tensor("cache_indices")
-    return forward(as_triton(call))
+    return forward(as_triton(call, SGLANG_NAMES, o_ptr=call["x"], USE_PAD_SLOT=True))
 
 
-CPU_NAMES = {"x": "x_ptr", "weight": "w_ptr", "bias": "bias_ptr", "conv_state": "conv_state_ptr"}
+CPU_NAMES = {
+    "x": "x_ptr",
+    "weight": "w_ptr",
+    "bias": "bias_ptr",
+    "conv_state": "conv_state_ptr",
+    "conv_state_indices": "conv_state_indices_ptr",
+    "pad_slot_id": "null_block_id",
+}
 
 
 @family("causal_conv1d", "_C::causal_conv1d_update_cpu_vec")
@@ -172,15 +180,13 @@ def cpu_update(call: Invocation) -> KernelInstance:
     call.refuse("query_start_loc")
     if call.tensor("conv_state_indices").numel() != len(call.tensor("x")):
         raise Unrecognized("it reads states' numbers of a table as if it had one column")
-    named = {triton: call[name] for name, triton in CPU_NAMES.items()}
-    constants = {"SILU_ACTIVATION": call["activation"] in ("silu", "swish"), "HAS_NULL_BLOCK": True}
-    indices = {"conv_state_indices_ptr": call["conv_state_indices"], "null_block_id": call["pad_slot_id"]}
-    return update_of(Invocation(call.operator, {**named, **constants, **indices}), lambda: call.result)
+    silu = call["activation"] in ("silu", "swish")
+    return update_of(as_triton(call, CPU_NAMES, SILU_ACTIVATION=silu, HAS_NULL_BLOCK=True), lambda: call.result)
 
 
-def as_triton(call: Invocation) -> Invocation:
-    named = {triton: call[name] for name, triton in SGLANG_NAMES.items()}
-    return Invocation(call.operator, {**named, "o_ptr": call["x"], "USE_PAD_SLOT": True})
+def as_triton(call: Invocation, names: Mapping[str, str], **more: Any) -> Invocation:
+    """With the Triton kernel's arguments: `names` by the call's, and `more`."""
+    return Invocation(call.operator, {triton: call[name] for name, triton in names.items()} | more)
 
 
 def padding_of(call: Invocation) -> int | None:
