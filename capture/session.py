@@ -15,6 +15,8 @@ from typing import Any
 
 import orjson
 
+from kcap.errors import CallError
+
 SESSION_VARIABLE = "KCAP_SESSION"
 RECORDERS = ("auto", "native", "python")
 
@@ -120,7 +122,15 @@ class Session:
             file.write(orjson.dumps(line) + b"\n")
 
     def write(self) -> None:
+        """CallError where it holds what JSON cannot: bytes of a path that are not UTF-8, a number of more than 64 bits."""
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, value in sorted(
+            asdict(self).items(), key=lambda item: item[0] == "directory"
+        ):  # made of the output's
+            try:
+                orjson.dumps(value)
+            except orjson.JSONEncodeError as error:
+                raise CallError(f"{name.replace('_', ' ')}: {value!a} cannot be recorded: {error}") from None
         self.file.write_bytes(orjson.dumps(asdict(self)))
         if self.check_coverage and not self.command:
             self.profile_file.touch(mode=0o600)

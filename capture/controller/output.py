@@ -13,6 +13,7 @@ import click
 
 from kcap.capture.controller.window_control import refuse_written
 from kcap.capture.fold.metadata import why_empty
+from kcap.errors import KcapError
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import kernel_invocations
 from kcap.schemas.results.coverage import CoverageSummary
@@ -38,7 +39,9 @@ def working_directory(output: Path, force: bool) -> Iterator[WorkingDirectory]:
         try:
             yield WorkingDirectory(directory, noted)
             publish(directory, output, force)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, FileNotFoundError) and not directory.exists():
+                raise KcapError(f"{directory}, where kcap was recording, was removed meanwhile: record again") from None
             if left := describe_leftover(directory, output):
                 click.echo(f"kcap: {left}", err=True)
             else:

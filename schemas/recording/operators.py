@@ -145,6 +145,7 @@ NO_WORK = frozenset(  # those that compute a dtype run on the host, as a step of
 ) | {
     "_c10d_functional::wait_tensor",
     "_c10d_functional::_wrap_tensor_autograd",
+    "_C::weak_ref_tensor",  # another tensor over the same memory
     "vllm::unified_kv_cache_update",  # a region, except in an encoder's layers, which cache nothing
 }
 

@@ -233,6 +233,8 @@ def load(path: str | os.PathLike[str]) -> Recording:
     if not file.is_file():
         raise FormatError(str(root), "not a Recording: it has no recording.json (kcap record writes one)")
     metadata = read_json(file, TypeAdapter(Metadata))
+    if "format" not in metadata.model_fields_set:
+        raise FormatError(str(file), "format: missing: this is no Recording's")
     try:
         major = int(metadata.format.split(".")[0])
     except ValueError as error:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
 from kcap.schemas.recording.phases import Phase
 from kcap.schemas.recording.values import Group, TensorSpec, decode, encode, tensors
@@ -329,6 +329,12 @@ class SampledTensor(Record):
     file: str | None = None
     low: int | None = None
     high: int | None = None
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+        return self
 
     def line(self) -> bytes:
         raise TypeError("a SampledTensor is part of a Sample's line")

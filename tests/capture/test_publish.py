@@ -37,6 +37,13 @@ def record(kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
     return run
 
 
+def test_a_working_directory_that_is_gone_is_named(record: Callable[..., Any]) -> None:
+    ran = record("import shutil; shutil.rmtree(next(Path().glob('.out.*')))")
+    assert ran.code == 1
+    assert "where kcap was recording, was removed meanwhile" in ran.err.splitlines()[-1]
+    assert "Traceback" not in ran.err
+
+
 @pytest.mark.parametrize("options", [(), ("--force",)])
 def test_what_came_to_be_at_the_output_meanwhile_is_not_replaced(
     options: tuple[str, ...], record: Callable[..., Any]

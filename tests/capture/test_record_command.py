@@ -54,6 +54,11 @@ class TestAWrongCall:
         ran = kcap("record", "--model", "nobody/nothing", "--load-format", "dummy", "-o", tmp_path / "out")
         failed(ran, 2, "unknown model nobody/nothing", "meta-llama/Llama-3.1-8B")
 
+    def test_a_path_that_json_cannot_hold(self, kcap: Kcap, tmp_path: Path) -> None:
+        program = (sys.executable, "a\udcff.py")
+        failed(kcap("record", "-o", tmp_path / "out", "--", *program), 2, "command: ", "a\\udcff.py", "not valid UTF-8")
+        assert list(tmp_path.iterdir()) == []
+
     def test_model_that_is_neither_directory_nor_hub_id(self, kcap: Kcap, tmp_path: Path) -> None:
         failed(kcap("record", "--model", "nothing", "-o", tmp_path / "out"), 2, "unknown model nothing")
 
@@ -327,16 +332,26 @@ def test_what_a_command_leaves_running_closes_its_shard_and_is_ended(
     assert recording.metadata.steps["decode"] > 3
 
 
-def test_an_engine_that_ran_no_step_is_an_error_with_the_recording_kept(kcap: Kcap, tmp_path: Path) -> None:
+NO_STEP = "no torch.nn.Module was called: bracket the program's work in `with kcap.step():`"
+NO_DATA = "3 steps ended while the window was open, and no operator was called in them on tensors with data"
+
+
+@pytest.mark.parametrize(
+    ("instead", "reason"), [(("range(3)", "range(0)"), NO_STEP), (("eye(4)", "eye(4, device='meta')"), NO_DATA)]
+)
+def test_an_engine_that_ran_no_kernel_is_an_error_with_the_recording_kept(
+    instead: tuple[str, str], reason: str, kcap: Kcap, tmp_path: Path
+) -> None:
     script = tmp_path / "engine.py"
-    script.write_text(STANDS_FOR_AN_ENGINE.replace("range(3)", "range(0)"))
+    script.write_text(STANDS_FOR_AN_ENGINE.replace(*instead))
     ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, script)
     assert ran.code == 1
-    why = "nothing was recorded: no torch.nn.Module was called: bracket the program's work in `with kcap.step():`"
+    why = f"nothing was recorded: {reason}"
     assert f"kcap: {why}\n" in ran.err
     assert ran.err.endswith(f"Next: kcap record --force -o {tmp_path / 'out'} -- {sys.executable} {script}\n")
     metadata = kcap_package.load(tmp_path / "out").metadata
-    assert (metadata.notes, metadata.framework) == ([why], None)
+    assert metadata.framework is None
+    assert reason != NO_STEP or metadata.notes == [why]
 
 
 @pytest.mark.parametrize(

@@ -302,6 +302,19 @@ def test_newer_major_format_is_refused_by_name(tmp_path: Path) -> None:
         load(tmp_path / "r")
 
 
+def test_json_that_names_no_format_is_no_recording(recording: Path) -> None:
+    (recording / "recording.json").write_bytes(b"{}")
+    with pytest.raises(FormatError, match=r"recording\.json: format: missing"):
+        load(recording)
+
+
+def test_a_sample_of_which_the_smallest_value_is_above_the_largest_is_damage(recording: Path) -> None:
+    with (recording / "samples.jsonl").open("ab") as file:
+        file.write(b'{"call": 0, "phase": "decode", "tensors": {"0": {"low": 4, "high": 3}}}\n')
+    with pytest.raises(FormatError, match=r"samples\.jsonl:\d+: .*low 4 is above high 3"):
+        _ = load(recording).samples
+
+
 @pytest.mark.parametrize("version", ["0.9", "1.7"])
 def test_older_and_newer_minor_formats_are_read_and_unknown_keys_left(tmp_path: Path, version: str) -> None:
     write_recording(tmp_path / "r", Metadata(), [])

@@ -86,9 +86,10 @@ def weight_packed_linear(call: Invocation) -> KernelInstance:
     return gemm_instance(call, call.tensor("mat1"), call.tensor("mat2"), call.optional("bias"))
 
 
-@family("gemm", "_moe_C::dsv3_router_gemm", "sgl_kernel::dsv3_router_gemm")
+@family("gemm", "_moe_C::dsv3_router_gemm", "sgl_kernel::dsv3_router_gemm", "sglang::dsv3_router_gemm")
 def router_gemm(call: Invocation) -> KernelInstance:
-    return gemm_instance(call, call.tensor("mat_a", "hidden_states"), call.tensor("mat_b", "router_weight"))
+    weight = call.tensor("mat_b", "router_weight", "router_weights")
+    return gemm_instance(call, call.tensor("mat_a", "hidden_states"), weight)
 
 
 @family("gemm", "_C::dsv3_fused_a_gemm", "sgl_kernel::dsv3_fused_a_gemm")

@@ -71,6 +71,12 @@ def test_a_router_gemm_may_write_another_dtype():
     assert kernel.name == "gemm_bf16_to_fp32_n16_k64"
     assert kernel.outputs["C"].dtype == "float32"
 
+    def route(hidden_states: torch.Tensor, router_weights: torch.Tensor, output: torch.Tensor) -> None:
+        run(output, hidden_states, router_weights)
+
+    names = {"hidden_states": x, "router_weights": weight, "output": out}
+    assert agrees("sglang::dsv3_router_gemm", route, **names).reference == kernel.reference
+
 
 @pytest.mark.parametrize(
     ("weight", "out", "word"),
