@@ -122,7 +122,7 @@ class Session:
             file.write(orjson.dumps(line) + b"\n")
 
     def write(self) -> None:
-        """CallError where it holds what JSON cannot: bytes of a path that are not UTF-8, a number of more than 64 bits."""
+        """CallError where it holds what JSON cannot: bytes that are not UTF-8, a number of more than 64 bits."""
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, value in sorted(
             asdict(self).items(), key=lambda item: item[0] == "directory"
