@@ -92,7 +92,8 @@ class Model:
 
 
 # What vLLM chooses on Hopper for unquantized experts, prefills of gated delta nets and products of FP8 by blocks are
-# FlashInfer's, which are compiled for minutes first (experts: over eight); this is what it has beside them.
+# FlashInfer's, which are compiled for minutes first (experts: over eight) unless flashinfer-jit-cache is installed; this
+# is what it has beside them. NAME-default is what it chooses.
 TRITON = ("moe_backend=triton",)
 TRITON_DELTA = ('additional_config={"gdn_prefill_backend":"triton"}',)
 DEEP_GEMM = {"VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0"}
@@ -113,7 +114,9 @@ ZOO = {
     "embedding": Model("BAAI/bge-large-en-v1.5", 4, "pooling, no decoder", input_len="448,320"),
     "opt": Model("facebook/opt-6.7b", 4, "layer norms, biases"),
     "qwen3-moe": Model("Qwen/Qwen3-30B-A3B", 4, "experts, Triton backend", TRITON),
-    "qwen3-moe-default": Model("Qwen/Qwen3-30B-A3B", 4, "experts, vLLM's own choice of a backend"),
+    "qwen3-moe-default": Model("Qwen/Qwen3-30B-A3B", 4, "experts by FlashInfer"),
+    "qwen3-next-default": Model("Qwen/Qwen3-Next-80B-A3B-Instruct", 4, "gated delta nets, experts by FlashInfer"),
+    "fp8-block-default": Model("Qwen/Qwen3-8B-FP8", 4, "FP8 by blocks, few rows by FlashInfer"),
 }
 
 
