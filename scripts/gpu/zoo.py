@@ -92,8 +92,8 @@ class Model:
 
 
 # What vLLM chooses on Hopper for unquantized experts, prefills of gated delta nets and products of FP8 by blocks are
-# FlashInfer's, which are compiled for minutes first (experts: over eight) unless flashinfer-jit-cache is installed; this
-# is what it has beside them. NAME-default is what it chooses.
+# FlashInfer's, which are compiled for minutes first (experts: over eight) where its wheel of them is not installed.
+# This is what it has beside them; what it chooses is NAME-default.
 TRITON = ("moe_backend=triton",)
 TRITON_DELTA = ('additional_config={"gdn_prefill_backend":"triton"}',)
 DEEP_GEMM = {"VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0"}
