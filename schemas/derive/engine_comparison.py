@@ -163,7 +163,7 @@ DECODE_FIRST = sorted(PHASES, key=lambda phase: phase != "decode")
 # By op_type; any other op_type is its own purpose.
 ATTENTION = (
     *("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"),
-    *("attention_extend", "attention_split", "attention_split_merge", "attention_merge"),
+    *("attention_masked", "attention_extend", "attention_split", "attention_split_merge", "attention_merge"),
 )
 PURPOSES = dict.fromkeys(ATTENTION, "attention") | {"rope_store": "rope"}
 

@@ -177,10 +177,31 @@ def test_reference_is_atens_operator(dtype: torch.dtype):
             assert kernel.sizes({name: slot.get() for name, slot in kernel.inputs.items()})["len_indptr"] == n + 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("mask_shape", [(7, 9), (1, 9), (3, 1, 1, 9), (1, 8, 7, 9), (8, 7, 9)])
+def test_a_mask_is_an_input(dtype: torch.dtype, mask_shape: tuple[int, ...]):
+    q, k, v = (randn(3, h, s, d, dtype=dtype, seed=h + d) for h, s, d in [(8, 7, 16), (2, 9, 16), (2, 9, 32)])
+    seen = randn(*mask_shape) > -1
+    seen[..., 0] = True
+    more = {"dropout_p": 0.0, "is_causal": False, "scale": 0.3, "enable_gqa": True}
+    for mask, word in (seen, ""), (randn(*mask_shape, dtype=dtype), "_added"):
+        attention = torch.ops.aten.scaled_dot_product_attention
+        kernel = agrees(SDPA, attention, query=q, key=k, value=v, attn_mask=mask, **more)
+        assert kernel.op_type == "attention_masked"
+        assert kernel.name.startswith(f"attention_masked{word}{'_each_head' if 8 in mask_shape else ''}")
+        assert kernel.flops == 2 * 3 * 8 * 7 * 9 * (16 + 32)
+
+
+def test_a_query_that_sees_no_key_gets_zeros():
+    q, mask = randn(1, 2, 4, 8), torch.ones(4, 4, dtype=torch.bool).tril(-1)
+    more = {"dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+    agrees(SDPA, torch.ops.aten.scaled_dot_product_attention, query=q, key=q, value=q, attn_mask=mask, **more)
+
+
 def test_masks_that_the_reference_does_not_model_are_declined():
     q, k = torch.empty(1, 4, 7, 16, device="meta"), torch.empty(1, 4, 9, 16, device="meta")
     assert declined(SDPA, query=q, key=k, value=k, is_causal=True)
-    assert declined(SDPA, query=q, key=q, value=q, attn_mask=torch.empty(7, 7, device="meta"))
+    assert declined(SDPA, query=q, key=q, value=q, attn_mask=torch.empty(7, 7, dtype=torch.int64, device="meta"))
     assert declined(SDPA, query=q, key=q, value=q, dropout_p=0.1)
     assert declined(SDPA, query=q, key=q[:, :1], value=q[:, :1])
     assert declined(SDPA, query=q.expand(2, 4, 7, 16), key=q, value=q)
