@@ -144,7 +144,8 @@ LIBRARIES: dict[str, Library] = {
         ("sglang.srt.layers.layernorm", "sglang.srt.layers.activation", "sglang.srt.layers.rotary_embedding.factory"),
     ),
     "flashinfer": Library(
-        "flashinfer-python", ("flashinfer", "flashinfer.comm", "flashinfer.concat_ops", "flashinfer.fused_moe")
+        "flashinfer-python",
+        ("flashinfer", "flashinfer.comm", "flashinfer.concat_ops", "flashinfer.fused_moe", "flashinfer.gemm"),
     ),
     "deep_gemm": Library("deep-gemm", ("deep_gemm", "vllm.third_party.deep_gemm")),
     "flash_attn": Library("flash-attn", ("flash_attn",)),
@@ -239,6 +240,7 @@ FUNCTIONS = {  # that a Recording may name, with the names of the arguments that
     **_functions("flashinfer", "apply_rope_with_cos_sin_cache_inplace", "query", "key"),
     **_functions("flashinfer", "append_paged_kv_cache", "paged_kv_cache"),
     **_functions("flashinfer", "concat_mla_k", "k"),
+    **_functions("flashinfer", "cutlass_fused_moe", "output"),
     **_functions("flashinfer", "fused_topk_deepseek", "topk_values", "topk_indices", "routing_replay_out"),
     **_functions("flashinfer", "chunk_gated_delta_rule", "output", "output_state", "state_checkpoints"),
     **_functions("flashinfer", "allreduce_fusion", "output", "residual_out", "norm_out", "quant_out", "scale_out"),

@@ -106,6 +106,36 @@ def test_a_state_decays_in_replay_as_in_a_model() -> None:
     assert all(given[name].min() >= 0 and given[name].max() <= 1 for name in gates)
 
 
+def test_flashinfers_experts_are_there_and_its_output_is_written() -> None:
+    given: dict[str, torch.Tensor] = {}
+    vars(sys.modules["flashinfer"])["cutlass_fused_moe"] = lambda **values: given.update(values)
+    tensors = {
+        "input": TensorSpec((500, 8), "bfloat16", storage=0),
+        "token_selected_experts": TensorSpec((500, 2), "int32", storage=1),
+        "token_final_scales": TensorSpec((500, 2), "float32", storage=2),
+        "fc1_expert_weights": TensorSpec((3, 32, 8), "bfloat16", storage=3),
+        "fc2_expert_weights": TensorSpec((3, 8, 16), "bfloat16", storage=4),
+        "output": TensorSpec((500, 8), "bfloat16", storage=5),
+    }
+    for ranks in (1, 8):
+        recorded = call("flashinfer::cutlass_fused_moe", **tensors, ep_size=ranks, ep_rank=0)
+        rebuilder = Rebuilder("cpu", "cpu", None)
+        resolved = rebuilder.resolve(recorded, None)
+        inputs = rebuilder.build(resolved)
+        resolved.operator.call(*inputs.args, **inputs.kwargs)
+        ids = given["token_selected_experts"]
+        assert ids.min() >= 0 and 3 * (ranks - 1) <= ids.max() < 3 * ranks
+        assert [one.name for one in resolved.operator.schema.arguments if one.alias_info] == ["output"]
+
+
+def test_a_function_may_be_a_modules_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("flashinfer.gemm")
+    vars(module)["fp8_blockscale_gemm_sm90"] = lambda input, weight: torch.zeros(2)
+    monkeypatch.setitem(sys.modules, "flashinfer.gemm", module)
+    resolved = operators.resolve_function(call("flashinfer::fp8_blockscale_gemm_sm90", input=None, weight=None))
+    assert resolved.call(1, 2).shape == (2,)
+
+
 WRAPPERS = (
     "BatchDecodeWithPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",

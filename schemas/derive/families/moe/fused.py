@@ -235,6 +235,13 @@ class FusedMoe(ReplayRule):
         set_indices_below(bound, "topk_id", bound.spec("w13").shape[0])
 
 
+@replay_rule("flashinfer::cutlass_fused_moe")
+class CutlassFusedMoe(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        ranks = bound["ep_size"] or 1  # each has as many experts, and ids are of all
+        set_indices_below(bound, "token_selected_experts", bound.spec("fc1_expert_weights").shape[0] * ranks)
+
+
 @replay_rule("_C::fused_experts_cpu")
 class FusedExperts(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
