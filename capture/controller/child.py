@@ -97,8 +97,7 @@ class Child:
             if self.status is not None:
                 break
             began = time.monotonic()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+            watchdog.send(self._process.pid, number)
             while self.status is None and time.monotonic() - began < (least if in_a_hurry() else patience):
                 time.sleep(POLL)
         hurried = in_a_hurry()

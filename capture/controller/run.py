@@ -209,10 +209,10 @@ def make_recording(session: Session, directory: Path, status: int | None, log: P
     _note_failure(session, failure)
     recording = fold_session(session, directory)
     nothing = not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps)
-    if nothing and status and log:
-        ending = ending_text(status, log)
+    if nothing and status and (log or runs_engine(session)):
         shutil.rmtree(directory)
-        raise KcapError(f"the engine ended before its first step, with {ending}\n{_whole_output(session, log)}")
+        more = f"\n{_whole_output(session, log)}" if log else ""
+        raise KcapError(f"the engine ended before its first step, with {ending_text(status, log)}{more}")
     return recording
 
 

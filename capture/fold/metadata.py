@@ -227,4 +227,6 @@ def why_empty(metadata: Metadata) -> str:
         return "; ".join(absent)
     under_profiler = f"; the first {profiled} steps ran under the profiler (--check-coverage)" if profiled else ""
     what = "step ended" if metadata.framework else "operator was called"
-    return f"no {what} while the window was open{under_profiler}"
+    outside = metadata.dropped.get("off_step", 0)
+    unknown = f", though {outside:,} operators ran: kcap doctor says whether it knows this {metadata.framework}'s steps"
+    return f"no {what} while the window was open{under_profiler}{unknown if metadata.framework and outside else ''}"

@@ -34,7 +34,7 @@ from kcap.schemas.recording.seal import holds
 from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec, TorchConstant, Value
 
 Content = TypeVar("Content")
-UNTRUSTED = "its kernel sources come from elsewhere: look at them in kernels/, then pass --trust"
+UNTRUSTED = "its kernel sources come from elsewhere, or have no seal: look at them in kernels/, then pass --trust"
 NO_SOURCE = "its source is not there (a trace file holds none): replay the Recording that it comes from"
 ZEROED_PREFIXES = ("ws_ptr", "sem_ptr")  # inductor's workspaces and semaphores: zero when a kernel starts
 WRITTEN_PREFIXES = ("in_out_ptr", "out_ptr", *ZEROED_PREFIXES)

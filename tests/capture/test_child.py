@@ -76,6 +76,28 @@ def test_what_does_not_heed_sigterm_is_killed(group: int) -> None:
     assert ended(group)
 
 
+SHARES = """
+import signal, time
+from multiprocessing import shared_memory
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(shared_memory.SharedMemory(create=True, size=64).name, flush=True)
+time.sleep(600)
+"""
+
+
+def test_shared_memory_of_what_is_killed_is_removed() -> None:
+    """Python has a process for that, which ends last."""
+    for way in (lambda group: watchdog.end_group(group, 0.2), lambda group: watchdog.send(group, signal.SIGKILL)):
+        process = subprocess.Popen([sys.executable, "-c", SHARES], stdout=subprocess.PIPE, start_new_session=True)
+        assert process.stdout is not None
+        memory = Path("/dev/shm", process.stdout.readline().decode().strip())
+        assert memory.is_file()
+        way(process.pid)
+        process.communicate()
+        assert ended(process.pid)
+        assert not memory.exists()
+
+
 def test_the_last_errors_of_an_output_are_told(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"ValueError: {number}\n" for number in (*range(9), 7)) + "a last line\n")

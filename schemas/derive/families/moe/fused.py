@@ -238,8 +238,9 @@ class FusedMoe(ReplayRule):
 @replay_rule("flashinfer::cutlass_fused_moe")
 class CutlassFusedMoe(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
-        ranks = bound["ep_size"] or 1  # each has as many experts, and ids are of all
-        set_indices_below(bound, "token_selected_experts", bound.spec("fc1_expert_weights").shape[0] * ranks)
+        ranks = bound["ep_size"]  # each has as many experts, and ids are of all
+        experts = bound.spec("fc1_expert_weights").shape[0]
+        set_indices_below(bound, "token_selected_experts", experts * (ranks if isinstance(ranks, int) else 1))
 
 
 @replay_rule("_C::fused_experts_cpu")
