@@ -211,8 +211,8 @@ def make_recording(session: Session, directory: Path, status: int | None, log: P
     nothing = not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps)
     if nothing and status and (log or runs_engine(session)):
         shutil.rmtree(directory)
-        more = f"\n{_whole_output(session, log)}" if log else ""
-        raise KcapError(f"the engine ended before its first step, with {ending_text(status, log)}{more}")
+        why = f"the engine ended before its first step, with {ending_text(status, log)}"
+        raise KcapError(f"{why}\n{_whole_output(session, log)}") if log else NoRecordingError(why, status)
     return recording
 
 

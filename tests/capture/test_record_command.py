@@ -332,6 +332,17 @@ def test_what_a_command_leaves_running_closes_its_shard_and_is_ended(
     assert recording.metadata.steps["decode"] > 3
 
 
+def test_a_server_that_fails_before_its_first_step_leaves_no_recording(kcap: Kcap, tmp_path: Path) -> None:
+    server = tmp_path / "vllm"
+    server.write_text(
+        f"#!{sys.executable}\n{STANDS_FOR_AN_ENGINE.replace('range(3)', 'range(0)')}\nraise SystemExit(5)\n"
+    )
+    server.chmod(0o755)
+    ran = kcap("record", "-o", tmp_path / "out", "--", server, "serve", "model")
+    failed(ran, 5, "the engine ended before its first step, with status 5")
+    assert not (tmp_path / "out").exists()
+
+
 NO_STEP = "no torch.nn.Module was called: bracket the program's work in `with kcap.step():`"
 NO_DATA = "3 steps ended while the window was open, and no operator was called in them on tensors with data"
 
