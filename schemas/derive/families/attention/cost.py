@@ -57,14 +57,6 @@ def ragged_cost(inputs: CostInputs) -> Cost:
     return inputs.cost(rows * row + inputs.read("q") + read_of_sinks(inputs), flops)
 
 
-@cost_function("attention_masked")
-def masked_cost(inputs: CostInputs) -> Cost:
-    """q: [batch, heads, tokens, dim], k, v: [batch, kv heads, keys, dim]: all pairs, whatever the mask hides."""
-    q, v = inputs["q"], inputs["v"]
-    pairs = q.shape[0] * q.shape[2] * v.shape[2]
-    return inputs.cost(inputs.read("q", "k", "v", "attn_mask"), 2 * q.shape[1] * (q.shape[3] + v.shape[3]) * pairs)
-
-
 @cost_function("attention_extend")
 def extend_cost(inputs: CostInputs) -> Cost:
     """q: [tokens, heads, dim], k, v: [tokens, kv heads, dim], caches: [slots, 1, kv heads, dim]."""

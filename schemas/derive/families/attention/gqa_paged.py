@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from kcap.schemas.derive.families import family
-from kcap.schemas.derive.families.attention import flashinfer_wrapper
 from kcap.schemas.derive.families.attention.core import (
     CAUSAL,
     LSE_DESCRIPTION,
@@ -25,8 +24,14 @@ from kcap.schemas.derive.families.attention.core import (
     SCALE_DESCRIPTION,
     AttentionVariant,
     MakeTensor,
+    planned_softcap,
+    planned_softmax_scale,
+    planned_window,
     refuse_quantized,
     refuse_unless_one,
+    refuse_unmodelled_run,
+    wrapper_kv_cache,
+    wrapper_result,
 )
 from kcap.schemas.derive.families.attention.pages import PagedBatch, PageTable, listed_pages, table_pages
 from kcap.schemas.derive.families.cache.cpu_cache import TILED, may_be_tiled, unpacked_caches
@@ -279,8 +284,8 @@ def flashinfer_prefill(call: Invocation) -> KernelInstance:
 
 def _wrapped(call: Invocation, indptr: str, indices: str, last: str, starts: torch.Tensor | None) -> KernelInstance:
     """A FlashInfer wrapper's run with its plan; its log-sum-exp has base 2 already."""
-    flashinfer_wrapper.refuse_unmodelled_run(call)
-    (k, v), q, lasts = flashinfer_wrapper.wrapper_kv_cache(call), call.tensor("q"), call.tensor(last)
+    refuse_unmodelled_run(call)
+    (k, v), q, lasts = wrapper_kv_cache(call), call.tensor("q"), call.tensor(last)
     attention = PagedAttention(
         q=q,
         k=k,
@@ -292,13 +297,13 @@ def _wrapped(call: Invocation, indptr: str, indices: str, last: str, starts: tor
             decode=starts is None,
         ),
         table=LISTED,
-        scale=flashinfer_wrapper.planned_softmax_scale(call, q.shape[-1]),
-        output=lambda: flashinfer_wrapper.wrapper_result(call, 0),
-        lse=(lambda: flashinfer_wrapper.wrapper_result(call, 1)) if call["return_lse"] else None,
+        scale=planned_softmax_scale(call, q.shape[-1]),
+        output=lambda: wrapper_result(call, 0),
+        lse=(lambda: wrapper_result(call, 1)) if call["return_lse"] else None,
         variant=AttentionVariant(
             causal=starts is None or bool(call["plan.causal"]),
-            window=flashinfer_wrapper.planned_window(call),
-            softcap=flashinfer_wrapper.planned_softcap(call),
+            window=planned_window(call),
+            softcap=planned_softcap(call),
         ),
     )
     return paged_attention(attention)

@@ -2,7 +2,7 @@
 
 Operators of the first are FlashInfer's wrapper and aten's attention, which encoders use. mla_ragged is for values of
 another size than the keys. FlashAttention without a page table is ragged, too; gqa_paged.py recognizes its operators.
-attention_masked is aten's under a mask that is an argument, as padded batches have one.
+aten's under a mask that is an argument is in masked.py.
 
 attention_extend is SGLang's Triton prefill: of each sequence a list of slots of the cache, and new keys beside it, of
 which FlashInfer has no form. Of latent attention it is mla_ragged, where nothing is cached: the cache holds latents. A
@@ -17,7 +17,6 @@ from functools import partial
 import torch
 
 from kcap.schemas.derive.families import family
-from kcap.schemas.derive.families.attention import flashinfer_wrapper
 from kcap.schemas.derive.families.attention.core import (
     CAUSAL,
     LSE_DESCRIPTION,
@@ -26,13 +25,19 @@ from kcap.schemas.derive.families.attention.core import (
     AttentionVariant,
     MakeTensor,
     first_key_seen,
+    planned_softcap,
+    planned_softmax_scale,
+    planned_window,
     refuse_quantized,
     refuse_unless_one,
+    refuse_unmodelled_run,
     refuse_unmodelled_slots,
+    wrapper_result,
 )
 from kcap.schemas.derive.families.attention.cost import cached_bytes
+from kcap.schemas.derive.families.attention.masked import masked_attention
 from kcap.schemas.derive.families.attention.pages import PagedBatch, listed_slots
-from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, require_values, total_bytes
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, scalar_arg, tensor_arg
 
 HEAD = """import math
@@ -165,7 +170,7 @@ def _touched(attention: RaggedAttention) -> int:
 @family("gqa_ragged", "flashinfer::BatchPrefillWithRaggedKVCacheWrapper")
 def flashinfer_ragged(call: Invocation) -> KernelInstance:
     """FlashInfer's, of its run together with its plan; its log-sum-exp has base 2 already."""
-    flashinfer_wrapper.refuse_unmodelled_run(call)
+    refuse_unmodelled_run(call)
     call.refuse("plan.v_indptr", "plan.o_indptr")
     q = call.tensor("q")
     return ragged_attention(
@@ -175,13 +180,13 @@ def flashinfer_ragged(call: Invocation) -> KernelInstance:
             v=call.tensor("v"),
             starts=call.tensor("plan.qo_indptr"),
             kv_starts=call.tensor("plan.kv_indptr"),
-            scale=flashinfer_wrapper.planned_softmax_scale(call, q.shape[-1]),
-            output=lambda: flashinfer_wrapper.wrapper_result(call, 0),
-            lse=(lambda: flashinfer_wrapper.wrapper_result(call, 1)) if call["return_lse"] else None,
+            scale=planned_softmax_scale(call, q.shape[-1]),
+            output=lambda: wrapper_result(call, 0),
+            lse=(lambda: wrapper_result(call, 1)) if call["return_lse"] else None,
             variant=AttentionVariant(
                 causal=bool(call["plan.causal"]),
-                window=flashinfer_wrapper.planned_window(call),
-                softcap=flashinfer_wrapper.planned_softcap(call),
+                window=planned_window(call),
+                softcap=planned_softcap(call),
             ),
         )
     )
@@ -210,66 +215,6 @@ def scaled_dot_product_attention(call: Invocation) -> KernelInstance:
             output=lambda: join_batches(call.result),
             variant=AttentionVariant(causal=bool(call["is_causal"])),
         )
-    )
-
-
-MASKED = """import torch
-
-
-@torch.no_grad()
-def run(q, k, v, attn_mask, sm_scale):
-    assert q.shape[1] == {h} and q.shape[3] == {d}
-    assert k.shape[1] == {kv} and v.shape[1] == {kv} and v.shape[3] == {vo}
-    k, v = (part.to(torch.float32).repeat_interleave({group}, dim=1) for part in (k, v))
-    logits = torch.matmul(q.to(torch.float32), k.transpose(2, 3)) * sm_scale
-    logits = {masked}
-    sees_none = torch.isneginf(logits).all(dim=-1, keepdim=True)
-    weights = torch.softmax(logits, dim=-1).masked_fill(sees_none, 0.0)
-    return torch.matmul(weights, v).to(q.dtype)
-"""
-
-
-def masked_attention(
-    call: Invocation, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-) -> KernelInstance:
-    """A bool mask has True for a key that is seen, another is added to the logits (PyTorch's
-    `scaled_dot_product_attention`)."""
-    mask = call.tensor("attn_mask")
-    refuse_quantized(q, k, v)
-    if call["is_causal"] or mask.dim() > 4 or not (mask.dtype == torch.bool or mask.dtype in FLOATS):
-        raise Unrecognized("two masks, or one that is neither bool nor of floats")
-    (n, h, tokens, d), (_, kv, keys, vo) = q.shape, v.shape
-    mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
-    mask = mask.expand(n, mask.shape[1], tokens, keys)
-    added = "" if mask.dtype == torch.bool else "_added"
-    sizes = {"num_qo_heads": h, "num_kv_heads": kv, "num_mask_heads": mask.shape[1], "qk_dim": d, "vo_dim": vo}
-    words = added + ("_each_head" if mask.shape[1] > 1 else "") + abbreviate(q.dtype, torch.bfloat16)
-    return KernelInstance(
-        name=f"attention_masked{words}_h{h}_kv{kv}" + (f"_d{d}" if d == vo else f"_qk{d}_vo{vo}"),
-        op_type="attention_masked",
-        axes={**sizes, **dict.fromkeys(("batch_size", "q_len", "kv_len"))},
-        inputs={
-            "q": tensor_arg(q, "batch_size", "num_qo_heads", "q_len", "qk_dim"),
-            "k": tensor_arg(k, "batch_size", "num_kv_heads", "kv_len", "qk_dim"),
-            "v": tensor_arg(v, "batch_size", "num_kv_heads", "kv_len", "vo_dim"),
-            "attn_mask": tensor_arg(
-                mask,
-                *("batch_size", "num_mask_heads", "q_len", "kv_len"),
-                description="Added to the logits." if added else "True: the query sees the key.",
-            ),
-            "sm_scale": scalar_arg(scale, description=SCALE_DESCRIPTION),
-        },
-        outputs={"output": lazy_arg(q.dtype, ("batch_size", "num_qo_heads", "q_len", "vo_dim"), lambda: call.result)},
-        reference=MASKED.format(
-            h=h,
-            kv=kv,
-            d=d,
-            vo=vo,
-            group=h // kv,
-            masked="logits + attn_mask.to(torch.float32)" if added else 'logits.masked_fill(~attn_mask, float("-inf"))',
-        ),
-        description="Attention of a batch of sequences of one length, under a mask that is an input.",
-        flops=2 * n * h * tokens * keys * (d + vo),
     )
 
 

@@ -13,11 +13,12 @@ import torch
 
 from kcap.schemas.derive.cost import CostInputs
 from kcap.schemas.derive.families import cost_function, family
-from kcap.schemas.derive.families.attention import flashinfer_wrapper
 from kcap.schemas.derive.families.attention.core import (
     AttentionVariant,
     MakeTensor,
     refuse_quantized,
+    refuse_unmodelled_run,
+    wrapper_result,
 )
 from kcap.schemas.derive.families.attention.gqa_paged import attention_outputs, gather_source
 from kcap.schemas.derive.families.attention.pages import PagedBatch, last_lengths, listed_pages, table_pages
@@ -117,14 +118,14 @@ def _touched(attention: LatentAttention) -> int:
 @family("mla_paged", "flashinfer::BatchMLAPagedAttentionWrapper")
 def flashinfer_mla(call: Invocation) -> KernelInstance:
     """FlashInfer's, of its run together with its plan."""
-    flashinfer_wrapper.refuse_unmodelled_run(call)
+    refuse_unmodelled_run(call)
     call.refuse("logits_soft_cap", "plan.logits_soft_cap")
     lengths, starts = call.tensor("plan.kv_len_arr"), call.tensor("plan.qo_indptr")
     q, ckv = call.tensor("q_nope"), call.tensor("ckv_cache")
     page_size = ckv.shape[1]
 
     def lse() -> torch.Tensor:
-        lse_returned: torch.Tensor = flashinfer_wrapper.wrapper_result(call, 1)
+        lse_returned: torch.Tensor = wrapper_result(call, 1)
         return lse_returned / math.log(2.0) if call["return_lse_base_on_e"] else lse_returned
 
     indptr, indices = call.tensor("plan.kv_indptr"), call.tensor("plan.kv_indices")
@@ -141,7 +142,7 @@ def flashinfer_mla(call: Invocation) -> KernelInstance:
                 decode=len(q) == len(lengths),
             ),
             scale=float(call.number("plan.sm_scale")),
-            output=lambda: flashinfer_wrapper.wrapper_result(call, 0),
+            output=lambda: wrapper_result(call, 0),
             lse=lse if call["return_lse"] else None,
             causal=bool(call["plan.causal"]),
         )

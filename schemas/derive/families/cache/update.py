@@ -12,7 +12,7 @@ import torch
 
 from kcap.schemas.derive.cost import Cost, CostInputs, distinct_bytes
 from kcap.schemas.derive.families import cost_function, family
-from kcap.schemas.derive.families.attention import flashinfer_wrapper
+from kcap.schemas.derive.families.attention.core import wrapper_kv_cache
 from kcap.schemas.derive.families.cache.cpu_cache import unpacked_caches
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, tensor_arg
@@ -76,7 +76,7 @@ def sglang_update(call: Invocation) -> KernelInstance:
 @family("cache_update", "flashinfer::append_paged_kv_cache")
 def flashinfer_update(call: Invocation) -> KernelInstance:
     """A token's slot is the row of its position in the page that its sequence has there."""
-    page_size = flashinfer_wrapper.wrapper_kv_cache(call)[0].shape[1]
+    page_size = wrapper_kv_cache(call)[0].shape[1]
 
     def slots() -> torch.Tensor:
         names = ("kv_indptr", "kv_indices", "batch_indices", "positions")
@@ -85,7 +85,7 @@ def flashinfer_update(call: Invocation) -> KernelInstance:
 
     return update_instance(
         call,
-        lambda: flashinfer_wrapper.wrapper_kv_cache(call),
+        lambda: wrapper_kv_cache(call),
         lazy_arg("int64", ("num_tokens",), slots, SLOTS_DESCRIPTION),
     )
 

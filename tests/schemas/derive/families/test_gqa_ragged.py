@@ -184,12 +184,17 @@ def test_a_mask_is_an_input(dtype: torch.dtype, mask_shape: tuple[int, ...]):
     seen = randn(*mask_shape) > -1
     seen[..., 0] = True
     more = {"dropout_p": 0.0, "is_causal": False, "scale": 0.3, "enable_gqa": True}
-    for mask, word in (seen, ""), (randn(*mask_shape, dtype=dtype), "_added"):
+    hidden = torch.zeros(mask_shape).masked_fill(~seen, -torch.inf)
+    shared = {(7, 9): "_all_sequences", (1, 9): "_all_sequences_all_queries", (3, 1, 1, 9): "_all_queries"}
+    words = ("_each_head" if 8 in mask_shape else "") + shared.get(mask_shape, "_all_sequences")
+    other = "_fp32" if dtype == torch.bfloat16 else ""
+    for mask, added in (seen, ""), (hidden.to(dtype), "_added"), (hidden, f"_added{other}"):
         attention = torch.ops.aten.scaled_dot_product_attention
         kernel = agrees(SDPA, attention, query=q, key=k, value=v, attn_mask=mask, **more)
         assert kernel.op_type == "attention_masked"
-        assert kernel.name.startswith(f"attention_masked{word}{'_each_head' if 8 in mask_shape else ''}")
-        assert kernel.flops == 2 * 3 * 8 * 7 * 9 * (16 + 32)
+        assert kernel.name.startswith(f"attention_masked{added}{words}_")
+        assert kernel.inputs["attn_mask"].get().numel() == mask.numel()
+        assert kernel.flops() == 2 * int(seen.expand(3, 8, 7, 9).sum()) * (16 + 32)
 
 
 def test_a_query_that_sees_no_key_gets_zeros():
