@@ -97,13 +97,15 @@ class Child:
             if self.status is not None:
                 break
             began = time.monotonic()
-            watchdog.send(self._process.pid, number)
+            if number == signal.SIGKILL:
+                watchdog.kill_group(self._process.pid, least, started if in_a_hurry() else frozenset())
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, number)
             while self.status is None and time.monotonic() - began < (least if in_a_hurry() else patience):
                 time.sleep(POLL)
-        hurried = in_a_hurry()
-        watchdog.end_group(self._process.pid, LEFT_IN_A_HURRY if hurried else watchdog.PATIENCE)
-        if hurried:
-            watchdog.kill(started)
+        hurry = (LEFT_IN_A_HURRY, started) if in_a_hurry() else ()
+        watchdog.end_group(self._process.pid, *hurry)
         self._guard.end()
         if self._terminal is not None:
             self._terminal.take_back(self._process.pid)

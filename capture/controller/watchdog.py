@@ -8,95 +8,96 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 
 PATIENCE, POLL = 10.0, 0.05  # seconds: until SIGKILL after SIGTERM, and as long after it; between two looks
-TRACKER, TIDYING = (
-    b"multiprocessing.resource_tracker",
-    0.3,
-)  # it removes the shared memory of others once they have ended
+TRACKER = (
+    b"resource_tracker import main"  # Python's process that removes the shared memory of others when they have ended
+)
+TIDYING = 1.0  # seconds that it has for that
+
+Process = tuple[int, str]  # its number, and the start time that tells it from a later one of that number
 
 
-def end_group(group: int, patience: float = PATIENCE) -> None:
-    """SIGTERM all that is left of a group, and SIGKILL what has not ended after `patience` seconds."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+def end_group(group: int, patience: float = PATIENCE, others: frozenset[Process] = frozenset()) -> None:
+    """SIGTERM all that is left of a group, and SIGKILL what has not ended after `patience` seconds, and `others`."""
+    if _members(group):
+        _signal_group(group, signal.SIGTERM)
         deadline = time.monotonic() + patience
-        if not _lives(group):
-            return
-        send(group, number)
-        while _lives(group) and time.monotonic() < deadline:
+        while _members(group) and time.monotonic() < deadline:
             time.sleep(POLL)
+    kill_group(group, patience, others)
 
 
-def send(group: int, number: int) -> None:
-    """Send a signal to all of a group; SIGKILL to those that remove what others leave once they had time for it."""
-    if number == signal.SIGKILL:
-        kill(
-            {(process, fields[19]) for process in _processes() if _is_of(group, process) and (fields := _stat(process))}
-        )
+def kill_group(group: int, patience: float = PATIENCE, others: frozenset[Process] = frozenset()) -> None:
+    """SIGKILL all of a group, and `others` that still run. Trackers come last: once the rest has ended, which takes
+    `patience` seconds at most, they have time to remove what it left.
+    """
+    processes = {process for process in _members(group) | others if _runs(process)}
+    trackers = {process for process in processes if _is_tracker(process)}
+    _kill(processes - trackers)
+    _await_end(processes - trackers, patience)
+    _await_end(trackers, TIDYING)
+    _kill(trackers)
+    _signal_group(group, signal.SIGKILL)  # what was forked meanwhile
+    _await_end(_members(group), patience)
+
+
+def _kill(processes: set[Process]) -> None:
+    for process, _ in filter(_runs, processes):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _signal_group(group: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
-def descendants(root: int) -> set[tuple[int, str]]:
-    """The processes that `root` started, and those that these did, in whichever session: each with its start time."""
-    by_parent: dict[int, list[tuple[int, str]]] = {}
-    for process in _processes():
-        if fields := _stat(process):
-            by_parent.setdefault(int(fields[1]), []).append((process, fields[19]))
-    found, parents = set(), [root]
+def _await_end(processes: set[Process], patience: float) -> None:
+    deadline = time.monotonic() + patience
+    while any(map(_runs, processes)) and time.monotonic() < deadline:
+        time.sleep(POLL)
+
+
+def descendants(root: int) -> frozenset[Process]:
+    """The processes that `root` started, and those that these did, in whichever session."""
+    by_parent: dict[int, list[Process]] = {}
+    for process, fields in _running():
+        by_parent.setdefault(int(fields[1]), []).append(process)
+    found, parents = set[Process](), [root]
     while parents:
         children = by_parent.get(parents.pop(), [])
         found |= {*children}
-        parents += [process for process, _ in children]
-    return found
+        parents += [number for number, _ in children]
+    return frozenset(found)
 
 
-def kill(processes: set[tuple[int, str]]) -> None:
-    """SIGKILL those that still run, of (number, start time); a tracker once it had time for what the others leave."""
-    trackers = {each for each in processes if _is_tracker(each[0])}
-    for running in (processes - trackers, trackers):
-        deadline = time.monotonic() + (TIDYING if running is trackers else 0)
-        while any(map(_runs, running)) and time.monotonic() < deadline:
-            time.sleep(POLL)
-        for process, _ in filter(_runs, running):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
+def _members(group: int) -> set[Process]:
+    """The processes of a group that run."""
+    return {process for process, fields in _running() if int(fields[2]) == group}
 
 
-def _is_tracker(process: int) -> bool:
+def _running() -> Iterator[tuple[Process, list[str]]]:
+    """Processes, with what follows their names in /proc. One that has ended stays there until somebody asks for its
+    status."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        if (fields := _stat(int(name))) and _has_threads(fields):
+            yield (int(name), fields[19]), fields
+
+
+def _is_tracker(process: Process) -> bool:
     try:
-        with open(f"/proc/{process}/cmdline", "rb") as file:
+        with open(f"/proc/{process[0]}/cmdline", "rb") as file:
             return TRACKER in file.read()
     except OSError:
         return False
 
 
-def _runs(process: tuple[int, str]) -> bool:
+def _runs(process: Process) -> bool:
     """Whether it still runs: its number may be another's since."""
     fields = _stat(process[0])
     return bool(fields) and _has_threads(fields) and fields[19] == process[1]
-
-
-def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _lives(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return any(_is_of(group, process) for process in _processes())
-
-
-def _is_of(group: int, process: int) -> bool:
-    """Whether it is of the group and runs. One that has ended stays in it until somebody asks for its status."""
-    fields = _stat(process)
-    if not fields:
-        return False
-    return int(fields[2]) == group and _has_threads(fields)
 
 
 def _has_threads(fields: list[str]) -> bool:

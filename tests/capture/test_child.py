@@ -77,25 +77,31 @@ def test_what_does_not_heed_sigterm_is_killed(group: int) -> None:
 
 
 SHARES = """
-import signal, time
+import os, signal, sys, time
 from multiprocessing import shared_memory
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print(shared_memory.SharedMemory(create=True, size=64).name, flush=True)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+name = shared_memory.SharedMemory(create=True, size=64).name
+if os.fork() == 0:
+    if "apart" in sys.argv:
+        os.setsid()
+    print(name, file=sys.stderr, flush=True)
 time.sleep(600)
 """
 
 
-def test_shared_memory_of_what_is_killed_is_removed() -> None:
-    """Python has a process for that, which ends last."""
-    for way in (lambda group: watchdog.end_group(group, 0.2), lambda group: watchdog.send(group, signal.SIGKILL)):
-        process = subprocess.Popen([sys.executable, "-c", SHARES], stdout=subprocess.PIPE, start_new_session=True)
-        assert process.stdout is not None
-        memory = Path("/dev/shm", process.stdout.readline().decode().strip())
-        assert memory.is_file()
-        way(process.pid)
-        process.communicate()
-        assert ended(process.pid)
-        assert not memory.exists()
+@pytest.mark.parametrize("where", ["together", "apart"])
+def test_shared_memory_of_what_is_killed_is_removed(where: str) -> None:
+    """Python has a process for that, which must end last, after what has a session of its own, too."""
+    command = [sys.executable, "-c", SHARES, where]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None
+    memory = Path("/dev/shm", process.stderr.readline().strip())
+    started = watchdog.descendants(process.pid)
+    assert memory.is_file() and len(started) == 2, "the fork and the tracker"
+    watchdog.end_group(process.pid, 0.2, started)
+    process.communicate()
+    assert not memory.exists()
 
 
 def test_the_last_errors_of_an_output_are_told(tmp_path: Path) -> None:
