@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from kcap.errors import CallError
+from kcap.system.redact import redact_arguments, redact_command
 
 SESSION_VARIABLE = "KCAP_SESSION"
 RECORDERS = ("auto", "native", "python")
@@ -124,14 +125,14 @@ class Session:
     def write(self) -> None:
         """CallError where it holds what JSON cannot: bytes that are not UTF-8, a number of more than 64 bits."""
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, value in sorted(
-            asdict(self).items(), key=lambda item: item[0] == "directory"
-        ):  # made of the output's
+        fields = asdict(self)
+        for name in ("output", *fields):  # the directory is named after it
             try:
-                orjson.dumps(value)
+                orjson.dumps(fields[name])
             except orjson.JSONEncodeError as error:
-                raise CallError(f"{name.replace('_', ' ')}: {value!a} cannot be recorded: {error}") from None
-        self.file.write_bytes(orjson.dumps(asdict(self)))
+                said = ascii(redact_command(fields[name]) if name == "command" else redact_arguments(fields)[name])
+                raise CallError(f"{name.replace('_', ' ')}: {said} cannot be recorded: {error}") from None
+        self.file.write_bytes(orjson.dumps(fields))
         if self.check_coverage and not self.command:
             self.profile_file.touch(mode=0o600)
 

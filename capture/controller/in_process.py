@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -80,9 +81,18 @@ def record(
         refuse_written(path)
         directory = make_directory_beside(path)
         session = Session(
-            str(directory / "shards"), model=model, keep_tokens=keep_tokens, recorder=recorder, command=sys.argv
+            str(directory / "shards"),
+            model=model,
+            output=str(path),
+            keep_tokens=keep_tokens,
+            recorder=recorder,
+            command=sys.argv,
         )
-        session.write()
+        try:
+            session.write()
+        except CallError:
+            shutil.rmtree(directory)
+            raise
         with marked_running(session):
             window = Window(session)
             window.start(loose=True)

@@ -42,6 +42,7 @@ from kcap.capture.taps.kernels.fragments import CACHE_TAG
 from kcap.capture.turns.relay import turns_received
 from kcap.errors import KcapError
 from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.records import Metadata
 from kcap.system.native_build import Unavailable, cache_folder, is_writable
 
 POLL = 0.2  # seconds between two looks at what runs
@@ -209,11 +210,16 @@ def make_recording(session: Session, directory: Path, status: int | None, log: P
     _note_failure(session, failure)
     recording = fold_session(session, directory)
     nothing = not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps)
-    if nothing and status and (log or runs_engine(session)):
+    if nothing and status and (log or (session.records and runs_engine(session) and began_no_step(recording.metadata))):
         shutil.rmtree(directory)
         why = f"the engine ended before its first step, with {ending_text(status, log)}"
         raise KcapError(f"{why}\n{_whole_output(session, log)}") if log else NoRecordingError(why, status)
     return recording
+
+
+def began_no_step(metadata: Metadata) -> bool:
+    """Whether nothing tells of more than a start."""
+    return not (sum(metadata.steps.values()) or metadata.dropped.get("off_step") or NEVER_OPENED in metadata.notes)
 
 
 def _note_failure(session: Session, failure: str) -> None:

@@ -220,7 +220,8 @@ def why_empty(metadata: Metadata) -> str:
     if failed:
         return "; ".join(failed)
     if ended := sum(metadata.steps.values()):
-        return f"{ended} steps ended while the window was open, and no operator was called in them on tensors with data"
+        steps = f"{ended} step{'' if ended == 1 else 's'} ended while the window was open"
+        return f"{steps}, and no operator was called there on tensors with data"
     profiled = CoverageSummary.model_validate(metadata.coverage or {}).steps
     absent = sorted({tap.detail for tap in metadata.taps if (tap.name, tap.status) == ("steps", "absent")})
     if absent and not profiled:

@@ -82,6 +82,7 @@ def make_directory_beside(output: Path) -> Path:
 
 
 def _move(directory: Path, output: Path) -> None:
+    directory.stat()  # FileNotFoundError before anything is lost
     if output.exists():
         shutil.rmtree(output)
     directory.rename(output)

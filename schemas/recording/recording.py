@@ -233,8 +233,8 @@ def load(path: str | os.PathLike[str]) -> Recording:
     if not file.is_file():
         raise FormatError(str(root), "not a Recording: it has no recording.json (kcap record writes one)")
     metadata = read_json(file, TypeAdapter(Metadata))
-    if "format" not in metadata.model_fields_set:
-        raise FormatError(str(file), "format: missing: this is no Recording's")
+    for reason in refuse_formatless(metadata):
+        raise FormatError(str(file), reason)
     try:
         major = int(metadata.format.split(".")[0])
     except ValueError as error:
@@ -242,6 +242,11 @@ def load(path: str | os.PathLike[str]) -> Recording:
     if major > FORMAT[0]:
         raise FormatError(str(file), f"format {metadata.format} is newer than {FORMAT[0]}.x: upgrade kcap to read it")
     return Recording(root, metadata)
+
+
+def refuse_formatless(metadata: Metadata) -> list[str]:
+    """Why a document that was read is no Recording's: any object of JSON else has the keys that it must have."""
+    return [] if "format" in metadata.model_fields_set else ["has no format: not a Recording's"]
 
 
 R = TypeVar("R", bound=Record)

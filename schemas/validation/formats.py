@@ -28,6 +28,7 @@ from kcap.schemas.flashinfer.dataset import WorkloadCount
 from kcap.schemas.flashinfer.definition import check_definition
 from kcap.schemas.flashinfer.kernel_description import check_kernel_description
 from kcap.schemas.flashinfer.trace import Trace
+from kcap.schemas.recording.recording import refuse_formatless
 from kcap.schemas.recording.records import Call, Metadata, Program, Request, Sample, Step
 from kcap.schemas.recording.turns import Turn
 from kcap.schemas.results.applied import APPLIED_ADAPTER, Applied
@@ -67,9 +68,16 @@ def _nothing(document: Any) -> list[str]:
     return []
 
 
-def _document(title: str, adapter: TypeAdapter[T], keys: frozenset[str], advise: Callable[[T], list[str]]) -> Format:
+def _document(
+    title: str,
+    adapter: TypeAdapter[T],
+    keys: frozenset[str],
+    advise: Callable[[T], list[str]],
+    refuse: Callable[[T], list[str]] = _nothing,
+) -> Format:
     def check(report: Report, path: Path) -> None:
         if (document := report.document(path, adapter)) is not None:
+            report.error(path, *refuse(document))
             report.warn(path, *advise(document))
 
     return Format(title, check, keys, adapter)
@@ -110,7 +118,9 @@ def _check_parquet(report: Report, path: Path) -> None:
 
 FORMATS: dict[str, Format] = {
     "recording": Format("a Recording", check_recording),
-    "recording-metadata": _document("a Recording's metadata", TypeAdapter(Metadata), _keys(Metadata), _nothing),
+    "recording-metadata": _document(
+        "a Recording's metadata", TypeAdapter(Metadata), _keys(Metadata), _nothing, refuse_formatless
+    ),
     "recording-call": _lines("a Recording's Calls, one a line", Call),
     "recording-program": _lines("a Recording's Programs, one a line", Program),
     "recording-step": _lines("a Recording's Steps, one a line", Step),

@@ -18,6 +18,7 @@ from processes import ended
 import kcap as kcap_package
 from kcap.capture.controller import offline, run
 from kcap.capture.controller.models import find_config
+from kcap.capture.fold.metadata import NEVER_OPENED
 from kcap.errors import CallError
 
 Kcap = Callable[..., Any]
@@ -332,19 +333,27 @@ def test_what_a_command_leaves_running_closes_its_shard_and_is_ended(
     assert recording.metadata.steps["decode"] > 3
 
 
-def test_a_server_that_fails_before_its_first_step_leaves_no_recording(kcap: Kcap, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("instead", "options", "reason"),
+    [
+        (("a = torch.eye(4)", "raise SystemExit(5)"), (), "the engine ended before its first step, with status 5"),
+        (("eye(4)", "eye(4, device='meta')"), (), "3 steps ended while the window was open"),
+        (("", ""), ("--window", "manual"), NEVER_OPENED),
+    ],
+)
+def test_a_server_that_fails_without_a_call_is_told_why(
+    instead: tuple[str, str], options: tuple[str, ...], reason: str, kcap: Kcap, tmp_path: Path
+) -> None:
     server = tmp_path / "vllm"
-    server.write_text(
-        f"#!{sys.executable}\n{STANDS_FOR_AN_ENGINE.replace('range(3)', 'range(0)')}\nraise SystemExit(5)\n"
-    )
+    server.write_text(f"#!{sys.executable}\n{STANDS_FOR_AN_ENGINE.replace(*instead)}\nraise SystemExit(5)\n")
     server.chmod(0o755)
-    ran = kcap("record", "-o", tmp_path / "out", "--", server, "serve", "model")
-    failed(ran, 5, "the engine ended before its first step, with status 5")
-    assert not (tmp_path / "out").exists()
+    ran = kcap("record", "-o", tmp_path / "out", *options, "--", server, "serve", "model")
+    assert (ran.code, reason in ran.err, "Traceback" in ran.err) == (5, True, False), ran.err
+    assert (tmp_path / "out").exists() == ("first step" not in reason)
 
 
 NO_STEP = "no torch.nn.Module was called: bracket the program's work in `with kcap.step():`"
-NO_DATA = "3 steps ended while the window was open, and no operator was called in them on tensors with data"
+NO_DATA = "3 steps ended while the window was open, and no operator was called there on tensors with data"
 
 
 @pytest.mark.parametrize(
@@ -361,8 +370,7 @@ def test_an_engine_that_ran_no_kernel_is_an_error_with_the_recording_kept(
     assert f"kcap: {why}\n" in ran.err
     assert ran.err.endswith(f"Next: kcap record --force -o {tmp_path / 'out'} -- {sys.executable} {script}\n")
     metadata = kcap_package.load(tmp_path / "out").metadata
-    assert metadata.framework is None
-    assert reason != NO_STEP or metadata.notes == [why]
+    assert (metadata.notes, metadata.framework) == ([why], None)
 
 
 @pytest.mark.parametrize(

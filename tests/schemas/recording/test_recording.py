@@ -304,7 +304,7 @@ def test_newer_major_format_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_json_that_names_no_format_is_no_recording(recording: Path) -> None:
     (recording / "recording.json").write_bytes(b"{}")
-    with pytest.raises(FormatError, match=r"recording\.json: format: missing"):
+    with pytest.raises(FormatError, match=r"recording\.json: has no format"):
         load(recording)
 
 
