@@ -34,7 +34,7 @@ def run({inputs}):
             known = torch.einsum("hvk,hk->hv", old.to(v.dtype).to(torch.float32), key[token])
             change = ((value[token] - known) * beta[token, :, None]).to(v.dtype).to(torch.float32)
             new = new_state[sequence] = old + change[:, :, None] * key[token, :, None]
-            output[token] = torch.einsum("hvk,hk->hv", new, query[token]) * scale
+            output[token] = torch.einsum("hvk,hk->hv", new.to(torch.float32), query[token]) * scale
     return output.to(v.dtype){final}
 """
 FINAL = ", new_state.to(torch.{dtype})"
