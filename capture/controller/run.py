@@ -211,8 +211,8 @@ def make_recording(session: Session, directory: Path, status: int | None, log: P
     recording = fold_session(session, directory)
     nothing = not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps)
     if nothing and status and (log or (session.records and runs_engine(session) and began_no_step(recording.metadata))):
-        shutil.rmtree(directory)
         why = f"the engine ended before its first step, with {ending_text(status, log)}"
+        shutil.rmtree(directory)
         raise KcapError(f"{why}\n{_whole_output(session, log)}") if log else NoRecordingError(why, status)
     return recording
 
