@@ -11,10 +11,9 @@ import time
 from collections.abc import Iterator
 
 PATIENCE, POLL = 10.0, 0.05  # seconds: until SIGKILL after SIGTERM, and as long after it; between two looks
-TRACKER = (
-    b"resource_tracker import main"  # Python's process that removes the shared memory of others when they have ended
-)
-TIDYING = 1.0  # seconds that it has for that
+# Python's process that removes the shared memory of others when they have ended, and the seconds that it has for that.
+TRACKER = b"resource_tracker import main"
+TIDYING = 1.0
 
 Process = tuple[int, str]  # its number, and the start time that tells it from a later one of that number
 
