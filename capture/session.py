@@ -130,8 +130,9 @@ class Session:
             try:
                 orjson.dumps(fields[name])
             except orjson.JSONEncodeError as error:
-                said = ascii(redact_command(fields[name]) if name == "command" else redact_arguments(fields)[name])
-                raise CallError(f"{name.replace('_', ' ')}: {said} cannot be recorded: {error}") from None
+                words = isinstance(fields[name], list)  # a command's or a client's
+                said = redact_command(fields[name]) if words else redact_arguments(fields)[name]
+                raise CallError(f"{name.replace('_', ' ')}: {said!a} cannot be recorded: {error}") from None
         self.file.write_bytes(orjson.dumps(fields))
         if self.check_coverage and not self.command:
             self.profile_file.touch(mode=0o600)

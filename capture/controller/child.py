@@ -104,8 +104,10 @@ class Child:
                     os.killpg(self._process.pid, number)
             while self.status is None and time.monotonic() - began < (least if in_a_hurry() else patience):
                 time.sleep(POLL)
-        hurry = (LEFT_IN_A_HURRY, started) if in_a_hurry() else ()
-        watchdog.end_group(self._process.pid, *hurry)
+        if in_a_hurry():
+            watchdog.end_group(self._process.pid, LEFT_IN_A_HURRY, started)
+        else:
+            watchdog.end_group(self._process.pid)
         self._guard.end()
         if self._terminal is not None:
             self._terminal.take_back(self._process.pid)

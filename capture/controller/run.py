@@ -210,14 +210,18 @@ def make_recording(session: Session, directory: Path, status: int | None, log: P
     _note_failure(session, failure)
     recording = fold_session(session, directory)
     nothing = not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps)
-    if nothing and status and (log or (session.records and runs_engine(session) and began_no_step(recording.metadata))):
+    if (
+        nothing
+        and status
+        and (log or (session.records and runs_engine(session) and _began_no_step(recording.metadata)))
+    ):
         why = f"the engine ended before its first step, with {ending_text(status, log)}"
         shutil.rmtree(directory)
         raise KcapError(f"{why}\n{_whole_output(session, log)}") if log else NoRecordingError(why, status)
     return recording
 
 
-def began_no_step(metadata: Metadata) -> bool:
+def _began_no_step(metadata: Metadata) -> bool:
     """Whether nothing tells of more than a start."""
     return not (sum(metadata.steps.values()) or metadata.dropped.get("off_step") or NEVER_OPENED in metadata.notes)
 

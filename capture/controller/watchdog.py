@@ -32,7 +32,7 @@ def kill_group(group: int, patience: float = PATIENCE, others: frozenset[Process
     """SIGKILL all of a group, and `others` that still run. Trackers come last: once the rest has ended, which takes
     `patience` seconds at most, they have time to remove what it left.
     """
-    processes = {process for process in _members(group) | others if _runs(process)}
+    processes = _members(group) | others
     trackers = {process for process in processes if _is_tracker(process)}
     _kill(processes - trackers)
     _await_end(processes - trackers, patience)

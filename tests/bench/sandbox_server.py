@@ -46,8 +46,8 @@ def held_here(folder: str) -> list[Any]:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    before = held_here(request["sandbox"]["folder"])
     wanted = {**LIMITS, **request.get("sandbox", {})}
+    before = held_here(wanted["folder"])
     sandbox = SandboxSpec(
         **{**wanted, "folder": Path(wanted["folder"]), "hidden": tuple(map(Path, wanted.get("hidden", ())))}
     )
@@ -70,7 +70,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             KEPT["sandbox"] = process
         log.seek(0)
         printed = log.read(1 << 22).decode(errors="replace")
-    left = {"processes": marked(), "before": before, "after": held_here(request["sandbox"]["folder"])}
+    left = {"processes": marked(), "before": before, "after": held_here(wanted["folder"])}
     said = {"held": process.confined, "refused": process.refused, "pid": process.pid}
     return {**said, "ended": str(ended), "late": late, "log": printed, "seconds": took, **left}
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import torch
 
 from kcap.schemas.derive.cost import Cost, CostInputs
-from kcap.schemas.derive.families import cost_function
+from kcap.schemas.derive.families import cost_function, valid_input
 from kcap.schemas.derive.families.attention.core import SCALE_DESCRIPTION, refuse_quantized
+from kcap.schemas.derive.families.attention.valid_inputs import kept_keys
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, scalar_arg, tensor_arg
+from kcap.schemas.derive.workload_draft import WorkloadDraft
 
 MASKED = """import torch
 
@@ -59,9 +61,7 @@ def masked_attention(
     mask_sizes = {name: size for name, size in zip(mask_axes, mask.shape, strict=True) if "mask" in name}
 
     def touched() -> int:
-        rows = masked_work(mask, q, k)[1]
-        numbers = n * tokens * h * vo + rows * kv * (d + vo)
-        return int(total_bytes(q, mask) + numbers * q.element_size())
+        return int(total_bytes(q, mask) + masked_work(mask, q, k, v)[1] + n * tokens * h * vo * q.element_size())
 
     return KernelInstance(
         name=f"attention_masked{words}{abbreviate(q.dtype, torch.bfloat16)}_h{h}_kv{kv}"
@@ -84,29 +84,37 @@ def masked_attention(
             h=h, kv=kv, d=d, vo=vo, group=h // kv, masked=HIDDEN if mask.dtype == torch.bool else ADDED
         ),
         description="Attention of a batch of sequences of one length, under a mask that is an input.",
-        flops=lambda: 2 * (d + vo) * masked_work(mask, q, k)[0],
+        flops=lambda: masked_work(mask, q, k, v)[0],
         touched=touched,
     )
 
 
-def masked_work(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> tuple[int, int]:
-    """Pairs of a query and a key that a mask leaves, over all heads, and rows of keys that a query sees; of a mask
-    without numbers (meta) none are known.
+def masked_work(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[int, int]:
+    """Operations for the pairs of a query and a key that a mask leaves, and bytes of the keys and values that a query
+    sees; of a mask without numbers (meta) none are known.
 
-    `mask`: broadcast to [batch, heads, queries, keys]; `q`: [batch, heads, queries, dim], `k`: [batch, kv heads, keys,
-    dim].
+    `mask`: broadcast to [batch, heads, queries, keys]; `q`: [batch, heads, queries, dim], `k`, `v`: [batch, kv heads,
+    keys, dim].
     """
     if mask.is_meta or not mask.numel():
         return 0, 0
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2  # programs add the least number
     pairs = int(seen.sum()) * (q[..., 0].numel() * k.shape[2] // mask.numel())
-    return pairs, int(seen.any(dim=1).any(dim=1).sum()) * (len(k) // len(mask))
+    rows = int(seen.any(dim=1).any(dim=1).sum()) * (len(k) // len(mask))
+    row = sum(part[0, :, 0].numel() * part.element_size() for part in (k, v))
+    return 2 * (q.shape[3] + v.shape[3]) * pairs, rows * row
 
 
 @cost_function("attention_masked")
 def masked_cost(inputs: CostInputs) -> Cost:
-    """q: [batch, heads, tokens, dim], k, v: [batch, kv heads, keys, dim]."""
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    pairs, rows = masked_work(inputs["attn_mask"], q, k)
-    row = k.shape[1] * (k.shape[3] * k.element_size() + v.shape[3] * v.element_size())
-    return inputs.cost(inputs.read("q", "attn_mask") + rows * row, 2 * (q.shape[3] + v.shape[3]) * pairs)
+    flops, read = masked_work(*(inputs[name] for name in ("attn_mask", "q", "k", "v")))
+    return inputs.cost(inputs.read("q", "attn_mask") + read, flops)
+
+
+@valid_input("attn_mask", op_types=("attention_masked",))
+def added_mask(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
+    """It hides keys by -inf. One of bools is like any other operator's."""
+    if draft.definition.inputs[name].dtype == "bool":
+        return None
+    kept = kept_keys(draft, name)
+    return draft.reals(-1, 1, draft.shape(name)).masked_fill(~kept, -torch.inf)

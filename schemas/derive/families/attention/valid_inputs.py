@@ -162,12 +162,12 @@ def alibi_slopes(draft: WorkloadDraft, name: str) -> torch.Tensor:
 
 @valid_input("mask", "*_mask")
 def mask(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
-    """Random, but True for the first key of each row: an empty row has no softmax. One that is added hides by -inf."""
-    tensor = draft.definition.inputs[name]
-    added = draft.definition.op_type == "attention_masked" and tensor.dtype != "bool"
-    if tensor.dtype != "bool" and not added:
-        return None
+    return kept_keys(draft, name) if draft.definition.inputs[name].dtype == "bool" else None
+
+
+def kept_keys(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """Random, but True for the first key of each row: an empty row has no softmax."""
     kept = draft.reals(0, 1, draft.shape(name)) < 0.5
     if kept.numel():
         kept[..., 0] = True
-    return draft.reals(-1, 1, draft.shape(name)).masked_fill(~kept, -torch.inf) if added else kept
+    return kept
