@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
+import click
+
 from kcap import version
 from kcap.capture import engines
 from kcap.capture.controller import models
@@ -169,6 +171,12 @@ def check_hooks(framework: Framework) -> Iterable[Check]:
     judge = "kcap record --check-coverage tells what of its GPU time is recorded"
     state: State = "problem" if missing else "ok"
     yield Check(f"kcap's hooks in {framework.name}", state, f"{newer}: {there}{lacking}; {judge}")
+
+
+def tell_hooks(framework: Framework) -> None:
+    """Say before a start what `check_hooks` finds."""
+    for newer in check_hooks(framework):
+        click.echo(f"kcap: {framework.name} {newer.found}", err=True)
 
 
 def _numbers(version: str) -> list[int]:

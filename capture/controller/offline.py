@@ -46,8 +46,7 @@ def record_model(
     for check in frameworks.check_plugin(engine.FRAMEWORK):
         if check.state == "problem":
             raise CallError(f"{engine.FRAMEWORK.name} would not load kcap: {check.found}: {check.fix}")
-    for newer in frameworks.check_hooks(engine.FRAMEWORK):
-        click.echo(f"kcap: {engine.FRAMEWORK.name} {newer.found}", err=True)
+    frameworks.tell_hooks(engine.FRAMEWORK)
     target = frameworks.find_model(offline.model, offline.load_format)
     load_format = "dummy" if target.bundled else offline.load_format
     if load_format != offline.load_format:

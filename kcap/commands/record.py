@@ -347,9 +347,11 @@ def record_command(
     """Record a user's own command, under `client` where there is one. `options`: the Session's."""
     from kcap.capture.controller import frameworks, serving
 
+    named = frameworks.find_adapter(framework).FRAMEWORK if framework else None
+    if started := named or serving_framework(command_line):
+        frameworks.tell_hooks(started)
     session = Session(
-        directory=str((working.directory / "shards").resolve()),
-        framework=frameworks.find_adapter(framework).FRAMEWORK.name if framework else None,
+        directory=str((working.directory / "shards").resolve()), framework=named.name if named else None,
         client=client.command if client else [], **options,
     )  # fmt: skip
     session.write()

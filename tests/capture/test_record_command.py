@@ -16,7 +16,7 @@ import pytest
 from processes import ended
 
 import kcap as kcap_package
-from kcap.capture.controller import offline, run
+from kcap.capture.controller import frameworks, offline, run
 from kcap.capture.controller.models import find_config
 from kcap.capture.fold.metadata import NEVER_OPENED
 from kcap.errors import CallError
@@ -350,6 +350,20 @@ def test_a_server_that_fails_without_a_call_is_told_why(
     ran = kcap("record", "-o", tmp_path / "out", *options, "--", server, "serve", "model")
     assert (ran.code, reason in ran.err, "Traceback" in ran.err) == (5, True, False), ran.err
     assert (tmp_path / "out").exists() == ("first step" not in reason)
+
+
+@pytest.mark.parametrize("words", [("--", "vllm", "serve"), ("--framework", "vllm", "--", sys.executable, "-c", "")])
+def test_of_an_engine_newer_than_any_tried_a_command_is_told(
+    words: tuple[str, ...], kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frameworks, "version_of", lambda *names: "999.0")
+    server = tmp_path / "vllm"
+    server.write_text("#!/bin/sh\nexit 5\n")
+    server.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    ran = kcap("record", "-o", tmp_path / "out", *words)
+    assert "kcap: vLLM 999.0 is newer than" in ran.err and "hooks are there" in ran.err
+    assert "newer" not in kcap("record", "-o", tmp_path / "other", "--", sys.executable, "-c", "").err
 
 
 NO_STEP = "no torch.nn.Module was called: bracket the program's work in `with kcap.step():`"
