@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiled import CALLS, in_a_row, judged, kernel, step, steps_of, times
 
-from kcap.replay.fidelity.compare import NOT_COUNTED, NOT_REPLAYED, ReplayedCall, compare
+from kcap.replay.fidelity.compare import NOT_COUNTED, NOT_REPLAYED, Provenance, ReplayedCall, compare
 from kcap.replay.fidelity.engine import KindSteps
 from kcap.replay.fidelity.run import fidelity_document
 from kcap.replay.fidelity.verdict import Fidelity, KindFidelity, ProgramTime
+from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT, WAITS_FOR_GPU
 
 ENGINE = steps_of(
     step(*in_a_row((0, 50), (1, 30), (0, 50), (2, 10))),
@@ -120,6 +121,13 @@ def test_what_is_missing_is_judged_as_a_kernel_is(us: float, inside: bool) -> No
 @pytest.mark.parametrize(("us", "inside"), [(126, True), (154, True), (125.9, False), (154.1, False)])
 def test_the_program_may_be_ten_percent_off_the_span(us: float, inside: bool) -> None:
     assert (violations(judged(ENGINE, SAME, program=ProgramTime(us))) == "") is inside
+
+
+@pytest.mark.parametrize("note", [WAITS_FOR_GPU, BLOCKER_TIMED_OUT])
+@pytest.mark.parametrize(("us", "inside"), [(126, True), (125.9, False), (1400, True)])
+def test_one_that_waits_for_its_host_may_be_longer(us: float, inside: bool, note: str) -> None:
+    kind = judged(ENGINE, SAME, program=ProgramTime(us, provenance=Provenance(notes=("a", note))))
+    assert (violations(kind) == "") is inside
 
 
 def test_one_state_that_holds_is_enough_and_none_names_both() -> None:
