@@ -33,7 +33,7 @@ from kcap.schemas.results.measurement import Cache
 COLD_FACTOR = 5  # times the last-level cache: what has to be touched until a set of inputs is cold again
 RESIDENT_SHARE = 0.25  # of the L2 stays from one use to the next: what both halves of an H200's read, both hold
 MAX_COPIES, MAX_COPIES_BYTES = 64, 512 << 20  # of inputs or results that stay in the L2, and of all copies together
-MAX_ROTATING_BYTES = 8 << 30
+MAX_ROTATING_BYTES = 16 << 30  # seven sets of 512 experts, of which a token touches less than the L2 holds
 TYPICAL_REPLAY_US = 1000.0  # that one graph replay lasts at least, where nothing limits it
 MIN_REPLAY_US = 100.0  # that it lasts at least where memory has no room for more sets
 MIN_INVOCATIONS = 24  # in a graph, and sets of what is cold by its size alone,

@@ -388,14 +388,15 @@ def test_the_floor_is_that_of_a_real_kernel_by_both_methods(install: Install, mo
         (8 * MIB, 8 * MIB, 20.0, 100 << 30, 32),
         (50 * MIB, 50 * MIB, 20.0, 1200 * MIB, 6),
         (50 * MIB, 50 * MIB, 12.0, 1000 * MIB, 5),
-        (1 << 30, 1 << 30, 500.0, 100 << 30, 8),
+        (1 << 30, 1 << 30, 500.0, 100 << 30, 12),
+        (2200 * MIB, 46 * MIB, 20.0, 100 << 30, 7),  # of 512 experts a token touches some
         (50 * MIB, 50 * MIB, 500.0, 100 << 30, 12),  # more would last too long
         (1 << 30, 1 << 30, 1e5, 100 << 30, 1),
         (64, 64, 2.0, 100 << 30, 512),  # each once a replay, with a sweep between two
         (50 * MIB, 50 * MIB, 20.0, 400 * MIB, 1),  # two of the five fit, and 40 µs are too short a replay
         (50 * MIB, 50 * MIB, 60.0, 400 * MIB, 2),
         (MIB, MIB // 8, 0.1, 100 << 30, 2048),  # an eighth of each page is written
-        (33 * MIB, MIB // 8, 2.0, 100 << 30, 248),
+        (33 * MIB, MIB // 8, 2.0, 100 << 30, 496),
         (0, 0, 2.0, 100 << 30, 1),
     ],
 )
