@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ LEFT_IN_A_HURRY = 0.5  # seconds that what is left of a group has then
 POLL = 0.02
 ERROR = re.compile(r"\b[A-Za-z_][\w.]*(?:Error|Exception)(?:: .+|$)")
 NO_ERROR = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING|\w+Warning)\b")  # what such a line names did not end the process
+TRACEBACK = "Traceback (most recent call last)"
 LONGEST_LINE = 600  # characters of one that is told
 DETAILS = 3  # lines that an error may go on for
 
@@ -76,6 +78,8 @@ class Child:
                 file.seek(self._shown)
                 text = file.read()
             self._shown += len(text)
+            if self.status is not None and text and not text.endswith(b"\n"):
+                text += b"\n"
             sys.stderr.write(text.decode(errors="replace"))
             sys.stderr.flush()
 
@@ -165,7 +169,7 @@ def last_lines(log: Path, status: int) -> str:
             errors[match.group()] = (number, match.start())
     ends = sorted(errors.items(), key=lambda error: error[1])[-LAST_ERRORS:] if status >= 0 else []
     named = [line for text, (number, column) in ends for line in (text, *_details(lines[number + 1 :], column))]
-    return "\n".join(f"  {_cut(line)}" for line in named or lines[-LAST_LINES:])
+    return "\n".join(f"  {_cut(line)}" for line in named or lines[-LAST_LINES:] or ["(none)"])
 
 
 def _cut(line: str) -> str:
@@ -175,7 +179,7 @@ def _cut(line: str) -> str:
 
 def _details(lines: list[str], column: int) -> list[str]:
     """The lines that an error goes on for, from `column`: indented ones, each with its heading (as pydantic's)."""
-    texts = [line[column:] for line in lines[:DETAILS]]
+    texts = [line[column:] for line in takewhile(lambda line: TRACEBACK not in line, lines[:DETAILS])]
     while texts and not texts[-1].startswith(" "):
         texts.pop()
     return texts if all(text and not NO_ERROR.search(text) for text in texts) else []

@@ -42,6 +42,8 @@ def working_directory(output: Path, force: bool) -> Iterator[WorkingDirectory]:
         except BaseException as error:
             if isinstance(error, FileNotFoundError) and not directory.exists():
                 raise KcapError(f"{directory}, where kcap was recording, was removed meanwhile: record again") from None
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(output)
             if left := describe_leftover(directory, output):
                 click.echo(f"kcap: {left}", err=True)
             else:

@@ -21,10 +21,18 @@ import click
 from kcap.capture.controller import run, window_control
 from kcap.capture.controller.child import Child, status_text
 from kcap.capture.controller.output import WorkingDirectory
-from kcap.capture.controller.progress import Phase, any_registered, engine_phase, last_phase, shown_progress
-from kcap.capture.engines import Server, adapters
+from kcap.capture.controller.progress import (
+    Phase,
+    any_registered,
+    engine_phase,
+    is_loaded,
+    last_phase,
+    shown_progress,
+)
+from kcap.capture.engines import Server, adapters, serving_framework
 from kcap.capture.fold.recording import discard_shards
 from kcap.capture.session import SESSION_VARIABLE, Session
+from kcap.capture.shards.counts import lost_processes
 from kcap.capture.turns.relay import turns_received
 from kcap.errors import CallError, KcapError
 
@@ -48,12 +56,14 @@ def make_client(command: list[str], url: str | None, patience: float, opens: boo
     """The client of `server`; CallError where it cannot be started, or it is not plain when the server is ready."""
     if not command or shutil.which(command[0]) is None:
         raise CallError(f"--client: there is no command {command[0] if command else ''}".rstrip())
+    own = url is None  # another URL may be of what stands before the server, and answers that there is none
     url = url or ready_url(server)
     if url is None:
         raise CallError("pass --ready URL: kcap cannot tell from the command where its server answers once it is ready")
     if not is_full_url(url):
         raise CallError(f"--ready {url}: give an http:// or https:// URL with a host")
-    if not why_not_ready(url):
+    why = why_not_ready(url)
+    if not why or (own and (why.endswith(SLOW) or not why.startswith(NO_ANSWER))):
         raise CallError(f"{url} answers before the server is started: end what serves there, or take another port")
     return Client(command, url, patience, opens)
 
@@ -104,18 +114,24 @@ class _ServerRun:
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.client.patience
         phase = Phase(f"waiting for {self.client.ready}", self.session.doing)
-        while why := self._attended(lambda: why_not_ready(self.client.ready), phase):
+        while why := self._attended(self._why_not_yet, phase):
             if self.at.ending:
                 raise KcapError(f"{self.at.ending_text()}: {run.NOTHING_KEPT}")
             if self.server.status is not None:
                 raise KcapError(f"the server ended before it was ready{self._how(self.server)}")
             if time.monotonic() > deadline:
                 patience = f"{self.client.patience:g} s ({self.client.ready}: {why})"
-                fix = "pass a longer --ready-timeout, or another --ready URL"
-                raise KcapError(f"the server was not ready after {patience}: {fix}. Its output:\n{self._lines()}")
+                fix = "pass a longer --ready-timeout, or another --ready URL. Its output:"
+                raise KcapError(f"the server was not ready after {patience}: {fix}\n{self.server.last_lines()}")
             time.sleep(READY_POLL)
         if not any_registered(self.session):
             run.explain_silence(self.session, 0, None)
+
+    def _why_not_yet(self) -> str:
+        """Why the server does not serve yet; where it is an engine's, another may answer there while it loads."""
+        why = why_not_ready(self.client.ready)
+        loads = serving_framework(self.session.command) and any_registered(self.session) and not is_loaded(self.session)
+        return why or (LOADS if loads and not run.hooking_failures(self.session) else "")
 
     def _failure_under(self, client: Child) -> str:
         """What failed until the `client` ended, or the server, or a signal came."""
@@ -125,7 +141,9 @@ class _ServerRun:
             time.sleep(run.POLL)
         asked = self.server.status is None and not self.at.ending
         why = self._attended(self._why_no_more, engine_phase(self.session)) if asked else ""
-        gone = time.monotonic() + (ENDING if why.startswith(NO_ANSWER) and not why.endswith(SLOW) else 0)
+        lost = lost_processes(Path(self.session.directory)) if why else []
+        busy = why.endswith(SLOW) and not lost
+        gone = time.monotonic() + (ENDING if why.startswith(NO_ANSWER) and not busy else 0)
         while self.server.status is None and not self.at.ending and time.monotonic() < gone:
             self._look(engine_phase(self.session))
             time.sleep(run.POLL)
@@ -136,9 +154,10 @@ class _ServerRun:
             if client.status == self.server.status == 0:  # the client ended it
                 return ""
             return f"the server ended before kcap ended it{self._how(self.server)}"
-        if why and (client.status or not why.endswith(SLOW)):  # one that is only busy serves
+        if why and (client.status or not busy):  # one that is only busy serves
             how = status_text(client.status or 0)
-            return f"the server no longer served when the client ended, with {how} ({why}):\n{self._lines()}"
+            why += "".join(f"; its process {process} ended without closing" for process in lost)
+            return f"the server no longer served when the client ended, with {how} ({why}):\n{self.server.last_lines()}"
         return f"the client failed{self._how(client)}" if client.status else ""
 
     def _why_no_more(self) -> str:
@@ -165,13 +184,11 @@ class _ServerRun:
     def _how(self, child: Child) -> str:
         return f", with {child.how_it_ended()}"
 
-    def _lines(self) -> str:
-        return self.server.last_lines() or "  (none)"
-
 
 ANSWER_TIMEOUT = 5.0  # seconds that an answer may take
 ENDING = 5.0  # seconds that a server may take to end once nothing answers there
 NO_ANSWER, SLOW = "no answer: ", "timed out"
+LOADS = "another server answers there, and the engine of this one still loads"
 
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 

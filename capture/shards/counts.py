@@ -8,6 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from kcap.capture.session import PROGRAM, Session
@@ -77,6 +78,17 @@ def all_closed(directory: Path, is_gone: Callable[[Path], bool] = lambda path: F
         if not (cells[CLOSED] or cells[FAILED]):
             return False
     return True
+
+
+def lost_processes(directory: Path) -> list[int]:
+    """Those of this machine that have ended and did not close their shard."""
+    lost = []
+    for path in sorted(directory.glob("*.counts")):
+        if has_ended(path) and not _is_replaced(path):
+            with suppress(OSError, ValueError):
+                cells = Counts(path).cells
+                lost += [] if cells[CLOSED] or cells[FAILED] else [shard_process(path)[1]]
+    return lost
 
 
 def window_over(directory: Path) -> bool:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from errno import ENOSPC
 from pathlib import Path
 
 from kcap.errors import KcapError
@@ -70,7 +71,7 @@ def _cached_or_built(sources: Sequence[Path], extra: Sequence[str]) -> Path:
         done = _run(_command(cxx, sources[0], partial, extra))
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").splitlines()
-            lines = [line for line in said if "error" in line] or ["no message"]
+            lines = [line for line in said if "error" in line or os.strerror(ENOSPC) in line] or ["no message"]
             raise Unavailable(f"{sources[0].name} does not compile with {cxx}: {lines[0][:200]}")
         return partial.replace(folder / f"{stem}-{_digest(partial.read_bytes())}.so")
     finally:

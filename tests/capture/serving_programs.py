@@ -37,6 +37,10 @@ class Handler(BaseHTTPRequestHandler):
         self.server.stalls = path == "/stall"
         self.send_response(200)
         self.end_headers()
+        if path == "/kill":
+            os.kill(engine, signal.SIGKILL)
+            os.waitpid(engine, 0)
+            self.server.stalls = True
         if path == "/quit":
             threading.Thread(target=self.server.shutdown).start()
 
@@ -52,6 +56,9 @@ try:
 except KeyboardInterrupt:
     print("the server ended in order", flush=True)
 """
+OF_TWO_PROCESSES = SERVER.replace("window = Window", "engine = os.fork()\nwindow = Window").replace(
+    "class Handler", "if not engine:\n    time.sleep(60)\n\nclass Handler"
+)
 NEVER = """
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -62,6 +69,15 @@ class Handler(BaseHTTPRequestHandler):
 
 print("loading the weights", flush=True)
 HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+LOADS_BESIDE_ANOTHER = f"""
+import os, sys, torch
+from kcap.capture.session import SESSION_VARIABLE, read_session
+from kcap.capture.window.window import Window
+
+Window(read_session(os.environ[SESSION_VARIABLE])).register()
+sys.argv[1:] = sys.argv[-1:]
+{NEVER.replace('self.send_error(503, "still loading")', "self.send_response(200); self.end_headers()")}
 """
 SILENT = """
 import os, signal, sys, time

@@ -139,5 +139,9 @@ def test_an_error_goes_on_for_its_details_and_what_was_warned_of_is_none(tmp_pat
     ]
     log.write_text("Traceback (most recent call last):\n    assert ready\nAssertionError\n")
     assert last_lines(log, 1) == "  AssertionError"
+    log.write_text("(Worker) OSError: no space\n(Worker) Traceback (most recent call last):\n(Worker)   File 'a.py'\n")
+    assert last_lines(log, 1) == "  OSError: no space", "another error's traceback is none of its details"
+    log.write_text("")
+    assert last_lines(log, 1) == "  (none)"
     log.write_text("vllm.v1.exceptions.EngineDeadError: its root cause is above\n")
     assert last_lines(log, 1) == "  vllm.v1.exceptions.EngineDeadError: its root cause is above"

@@ -366,6 +366,19 @@ def test_of_an_engine_newer_than_any_tried_a_command_is_told(
     assert "newer" not in kcap("record", "-o", tmp_path / "other", "--", sys.executable, "-c", "").err
 
 
+def test_an_engine_that_lacks_hooks_is_named_where_only_its_processes_tell_what_it_is(
+    kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frameworks, "version_of", lambda *names: "999.0")
+    monkeypatch.setattr(frameworks, "_has", lambda *where: False)
+    script = tmp_path / "engine.py"
+    script.write_text(STANDS_FOR_AN_ENGINE.replace("window.register()", 'window.register("vllm")'))
+    ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, script)
+    assert ran.code == 0, ran.err
+    assert "kcap: vLLM 999.0 is newer than" in ran.err and "0 of 8 hooks are there, not v1" in ran.err
+    assert any("0 of 8 hooks" in note for note in kcap_package.load(tmp_path / "out").metadata.notes)
+
+
 NO_STEP = "no torch.nn.Module was called: bracket the program's work in `with kcap.step():`"
 NO_DATA = "3 steps ended while the window was open, and no operator was called there on tensors with data"
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import ended
-from serving_programs import CLIENT, DIES, NEVER, SERVER, SILENT, STUBBORN
+from serving_programs import CLIENT, DIES, LOADS_BESIDE_ANOTHER, NEVER, OF_TWO_PROCESSES, SERVER, SILENT, STUBBORN
 
 import kcap as kcap_package
 from kcap.capture.controller import serving
@@ -125,6 +128,17 @@ def test_a_server_that_is_slow_is_named_only_where_its_client_failed(
     assert ("when the client ended, with status 1 (no answer: timed out)" in ran.err) == fails
 
 
+def test_a_server_whose_engine_was_killed_is_not_taken_for_a_slow_one(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(serving, "ANSWER_TIMEOUT", 0.5)
+    monkeypatch.setattr(serving, "ENDING", 0.5)
+    ran = serve(OF_TWO_PROCESSES, "steps?4", "kill")
+    assert ran.code == 3, ran.err
+    assert re.search(r"ended, with status 0 \(no answer: timed out; its process \d+ ended without closing\):", ran.err)
+    assert counted(tmp_path / "out") == (4, 4)
+
+
 @pytest.mark.parametrize(("server", "words", "code"), [(SERVER, ("steps?4", "hang"), 0), (SILENT, (), 1)])
 def test_ctrl_c_ends_what_heeds_no_signal_in_a_hurry(
     serve: Callable[..., Any],
@@ -185,6 +199,37 @@ def test_what_serves_there_already_is_not_taken_for_the_server(
         other.wait()
     assert ran.code == 2
     assert "answers before the server is started" in ran.err
+
+
+@pytest.mark.parametrize(("given", "refused"), [((), True), (("--ready", "http://127.0.0.1:{port}/health"), False)])
+def test_what_holds_an_engines_port_is_told_before_it_is_started(
+    given: tuple[str, ...], refused: bool, kcap: Kcap, tmp_path: Path, port: int
+) -> None:
+    """Where a URL is given, what answers there may stand before the server: it answers that there is none."""
+    engine = tmp_path / "vllm"
+    engine.write_text("#!/bin/sh\nexit 5\n")
+    engine.chmod(0o755)
+    with HTTPServer(("127.0.0.1", port), BaseHTTPRequestHandler) as other:  # which knows no method: 501
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        words = [word.format(port=port) for word in given]
+        ran = kcap("record", "-o", tmp_path / "out", "--client", "true", *words, "--", engine, "serve", "--port", port)
+        other.shutdown()
+    assert ran.code == (2 if refused else 1)
+    assert (
+        "answers before the server is started" if refused else "ended before it was ready, with status 5"
+    ) in ran.err
+
+
+def test_another_server_that_answers_while_the_engine_loads_is_not_taken_for_it(
+    kcap: Kcap, tmp_path: Path, port: int
+) -> None:
+    engine = tmp_path / "vllm"
+    engine.write_text(f"#!{sys.executable}\n{LOADS_BESIDE_ANOTHER}")
+    engine.chmod(0o755)
+    where, asked = ("--port", str(port)), ("--ready-timeout", "8")
+    ran = kcap("record", "-o", tmp_path / "out", "--client", "true", *asked, "--", engine, "serve", *where)
+    assert ran.code == 1
+    assert f"not ready after 8 s (http://127.0.0.1:{port}/health: {serving.LOADS})" in ran.err
 
 
 # ---- the window by signals, and by nobody ----
