@@ -58,7 +58,7 @@ class Child:
         finally:
             if sink:
                 sink.close()
-        self._log, self._shown = log, 0
+        self._log, self._shown, self._in_line = log, 0, False
         self._terminal = None if log else Terminal()
 
     @property
@@ -74,12 +74,14 @@ class Child:
     def show(self) -> None:
         """Copy what it has written to its log since to kcap's standard error."""
         if self._log is not None:
+            ended = self.status is not None
             with self._log.open("rb") as file:
                 file.seek(self._shown)
                 text = file.read()
             self._shown += len(text)
-            if self.status is not None and text and not text.endswith(b"\n"):
-                text += b"\n"
+            self._in_line = not text.endswith(b"\n") if text else self._in_line
+            if ended and self._in_line:
+                text, self._in_line = text + b"\n", False
             sys.stderr.write(text.decode(errors="replace"))
             sys.stderr.flush()
 
@@ -169,7 +171,7 @@ def last_lines(log: Path, status: int) -> str:
             errors[match.group()] = (number, match.start())
     ends = sorted(errors.items(), key=lambda error: error[1])[-LAST_ERRORS:] if status >= 0 else []
     named = [line for text, (number, column) in ends for line in (text, *_details(lines[number + 1 :], column))]
-    return "\n".join(f"  {_cut(line)}" for line in named or lines[-LAST_LINES:] or ["(none)"])
+    return "\n".join(f"  {_cut(line)}" for line in named or [*filter(None, lines)][-LAST_LINES:] or ["(none)"])
 
 
 def _cut(line: str) -> str:

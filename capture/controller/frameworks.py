@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -162,15 +162,24 @@ def check_engine(framework: Framework) -> Check:
 def check_hooks(framework: Framework) -> Iterable[Check]:
     """Of a framework that kcap was not tried with, or only older releases: which of kcap's hooks are there."""
     version = version_of(*framework.distributions)
-    if version is None or (_numbers(version) <= _numbers(framework.tried) and not framework.untried):
+    if version is None or not framework.tried:
+        return
+    if _numbers(version) <= _numbers(framework.tried) and not framework.untried:
         return
     missing = [hook for hook in framework.hooks if not _has(_folder(framework.package), *hook.split(":"))]
     newer = framework.untried or f"{version} is newer than {framework.tried}, the newest that kcap was tried with"
-    there = f"{len(framework.hooks) - len(missing)} of {len(framework.hooks)} hooks are there"
+    there = (
+        f": {len(framework.hooks) - len(missing)} of {len(framework.hooks)} hooks are there" if framework.hooks else ""
+    )
     lacking = f", not {', '.join(missing)}" if missing else ""
     judge = "kcap record --check-coverage tells what of its GPU time is recorded"
     state: State = "problem" if missing else "ok"
-    yield Check(f"kcap's hooks in {framework.name}", state, f"{newer}: {there}{lacking}; {judge}")
+    yield Check(f"kcap's hooks in {framework.name}", state, f"{newer}{there}{lacking}; {judge}")
+
+
+def runs_here(command: Sequence[str]) -> bool:
+    """Whether `command` is one of kcap's own environment, of whose packages kcap knows the versions."""
+    return Path(shutil.which(command[0]) or "").parent == Path(sys.executable).parent
 
 
 def tell_hooks(framework: Framework) -> None:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
 import click
@@ -42,7 +43,7 @@ def working_directory(output: Path, force: bool) -> Iterator[WorkingDirectory]:
         except BaseException as error:
             if isinstance(error, FileNotFoundError) and not directory.exists():
                 raise KcapError(f"{directory}, where kcap was recording, was removed meanwhile: record again") from None
-            if isinstance(error, OSError) and error.filename is None:
+            if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT) and error.filename is None:
                 error.filename = str(output)
             if left := describe_leftover(directory, output):
                 click.echo(f"kcap: {left}", err=True)
@@ -60,7 +61,8 @@ def report_recording(recording: Recording, output: Path, failure: str = "") -> N
     click.echo(f"{output}: {counted} in steps: {steps}", err=True)
     for tap in metadata.taps:
         if tap.status == "failed":
-            click.echo(f"kcap: {tap.name} failed in process {tap.pid} (rank {tap.rank}): {tap.detail}", err=True)
+            hint = "; kcap doctor says which hooks an engine has" if tap.name == "window" else ""
+            click.echo(f"kcap: {tap.name} failed in process {tap.pid} (rank {tap.rank}): {tap.detail}{hint}", err=True)
     for disagreement in metadata.disagreements:
         click.echo(f"kcap: {disagreement.text}", err=True)
     if metadata.coverage is not None:

@@ -50,16 +50,11 @@ def engine_phase(session: Session) -> Phase:
     steps = f"{count} step{'' if count == 1 else 's'}"
     if window_over(directory):
         return Phase("all is recorded, the engine ends", steps) if session.records else Phase("the engine ends")
-    if is_loaded(session):
+    if any(directory.glob(f"*{GATE_ENDING}")):
         if not session.records:
             return Phase("the engine runs")
         return Phase("recording" if session.opens else "the window is closed", steps)
     return Phase("loading the engine" if any_registered(session) else "starting the engine")
-
-
-def is_loaded(session: Session) -> bool:
-    """Whether any process of the engine has come to where its steps may be recorded."""
-    return any(Path(session.directory).glob(f"*{GATE_ENDING}"))
 
 
 def last_phase(session: Session) -> Phase:

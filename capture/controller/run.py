@@ -20,7 +20,6 @@ import orjson
 from kcap.capture import engines
 from kcap.capture.controller import window_control
 from kcap.capture.controller.child import END_SIGNALS, Child, SignalLog, ending_text, last_lines, status_text
-from kcap.capture.controller.frameworks import check_hooks
 from kcap.capture.controller.output import WorkingDirectory
 from kcap.capture.controller.progress import (
     Phase,
@@ -209,7 +208,6 @@ def make_recording(session: Session, directory: Path, status: int | None, log: P
     if not any_registered(session):
         explain_silence(session, status, log)
     _note_failure(session, failure)
-    _note_hooks(session)
     recording = fold_session(session, directory)
     nothing = not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps)
     if (
@@ -231,23 +229,8 @@ def _began_no_step(metadata: Metadata) -> bool:
 def _note_failure(session: Session, failure: str) -> None:
     """Only the first line is for the Recording: the output may hold secrets."""
     if failure:
-        _write_note(session, "failure", failure.splitlines()[0].rstrip(":"))
-
-
-def _note_hooks(session: Session) -> None:
-    """Note of an engine newer than any tried which hooks it lacks; of one that its command did not tell, say so."""
-    told = not session.command or session.framework or serving_framework(session.command)
-    for engine in filter(None, map(adapters().get, registered_adapters(session))):
-        for lacking in (check for check in check_hooks(engine.FRAMEWORK) if check.state == "problem"):
-            text = f"{engine.FRAMEWORK.name} {lacking.found}"
-            _write_note(session, f"hooks-{engine.FRAMEWORK.package}", text)
-            if not told:
-                click.echo(f"kcap: {text}", err=True)
-
-
-def _write_note(session: Session, name: str, text: str) -> None:
-    line = orjson.dumps({"t": "note", "detail": text})
-    (Path(session.directory) / f"{name}.notes").write_bytes(line + b"\n")
+        line = {"t": "note", "detail": failure.splitlines()[0].rstrip(":")}
+        (Path(session.directory) / "failure.notes").write_bytes(orjson.dumps(line) + b"\n")
 
 
 @contextmanager
@@ -300,10 +283,10 @@ def explain_silence(session: Session, status: int | None, log: Path | None) -> N
         lines = last_lines(log, status)
         raise KcapError(f"the engine did not start ({status_text(status)}):\n{lines}\n{_whole_output(session, log)}")
     no_plugin = "no process of the engine had kcap in it: kcap doctor says whether its plugin is registered"
-    raise KcapError(hooking_failures(session) or no_plugin)
+    raise KcapError(_hooking_failures(session) or no_plugin)
 
 
-def hooking_failures(session: Session) -> str:
+def _hooking_failures(session: Session) -> str:
     """What failed in the processes that kcap was in, before they had its taps."""
     lines = [line for shard in read_shards(Path(session.directory)) for line in shard.lines(TapLine)]
     details = {line.detail for line in lines if (line.name, line.status) == ("window", "failed")}
@@ -312,14 +295,15 @@ def hooking_failures(session: Session) -> str:
 
 def _whole_output(session: Session, log: Path) -> str:
     kept = log.parent != Path(session.directory)
-    if kept and not shutil.disk_usage(log.parent).free:
-        return f"{log} has what its disk had room for"
+    disk = shutil.disk_usage(log.parent)
+    if kept and disk.total and not disk.free:
+        return f"{log} holds only a part of its output: its disk is full"
     return f"its whole output is in {log}" if kept else "--engine-log FILE keeps its whole output"
 
 
 def _why_silent(session: Session, status: int | None) -> str:
     """By the marks that each Python process of the command left (see `kcap.capture.startup`)."""
-    if failures := hooking_failures(session):
+    if failures := _hooking_failures(session):
         return failures
     directory = Path(session.directory)
     ended = f" ({status_text(status)})" if status else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
+import socket
 import ssl
 import time
 import urllib.error
@@ -21,15 +22,8 @@ import click
 from kcap.capture.controller import run, window_control
 from kcap.capture.controller.child import Child, status_text
 from kcap.capture.controller.output import WorkingDirectory
-from kcap.capture.controller.progress import (
-    Phase,
-    any_registered,
-    engine_phase,
-    is_loaded,
-    last_phase,
-    shown_progress,
-)
-from kcap.capture.engines import Server, adapters, serving_framework
+from kcap.capture.controller.progress import Phase, any_registered, engine_phase, last_phase, shown_progress
+from kcap.capture.engines import Server, adapters
 from kcap.capture.fold.recording import discard_shards
 from kcap.capture.session import SESSION_VARIABLE, Session
 from kcap.capture.shards.counts import lost_processes
@@ -56,15 +50,15 @@ def make_client(command: list[str], url: str | None, patience: float, opens: boo
     """The client of `server`; CallError where it cannot be started, or it is not plain when the server is ready."""
     if not command or shutil.which(command[0]) is None:
         raise CallError(f"--client: there is no command {command[0] if command else ''}".rstrip())
-    own = url is None  # another URL may be of what stands before the server, and answers that there is none
-    url = url or ready_url(server)
+    given, url = url, url or ready_url(server)
     if url is None:
         raise CallError("pass --ready URL: kcap cannot tell from the command where its server answers once it is ready")
     if not is_full_url(url):
         raise CallError(f"--ready {url}: give an http:// or https:// URL with a host")
-    why = why_not_ready(url)
-    if not why or (own and (why.endswith(SLOW) or not why.startswith(NO_ANSWER))):
+    if given and not why_not_ready(given):  # what stands before the server may answer that there is none
         raise CallError(f"{url} answers before the server is started: end what serves there, or take another port")
+    if not given and is_taken(url):
+        raise CallError(f"something listens where {url} is to be: end it, or take another port")
     return Client(command, url, patience, opens)
 
 
@@ -114,7 +108,7 @@ class _ServerRun:
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.client.patience
         phase = Phase(f"waiting for {self.client.ready}", self.session.doing)
-        while why := self._attended(self._why_not_yet, phase):
+        while why := self._attended(lambda: why_not_ready(self.client.ready), phase):
             if self.at.ending:
                 raise KcapError(f"{self.at.ending_text()}: {run.NOTHING_KEPT}")
             if self.server.status is not None:
@@ -127,21 +121,16 @@ class _ServerRun:
         if not any_registered(self.session):
             run.explain_silence(self.session, 0, None)
 
-    def _why_not_yet(self) -> str:
-        """Why the server does not serve yet; where it is an engine's, another may answer there while it loads."""
-        why = why_not_ready(self.client.ready)
-        loads = serving_framework(self.session.command) and any_registered(self.session) and not is_loaded(self.session)
-        return why or (LOADS if loads and not run.hooking_failures(self.session) else "")
-
     def _failure_under(self, client: Child) -> str:
         """What failed until the `client` ended, or the server, or a signal came."""
+        lost_before = lost_processes(Path(self.session.directory))
         while client.status is None and self.server.status is None and not self.at.ending:
             self._look(engine_phase(self.session))
             client.show()
             time.sleep(run.POLL)
         asked = self.server.status is None and not self.at.ending
         why = self._attended(self._why_no_more, engine_phase(self.session)) if asked else ""
-        lost = lost_processes(Path(self.session.directory)) if why else []
+        lost = lost_processes(Path(self.session.directory)) - lost_before if why else set()
         busy = why.endswith(SLOW) and not lost
         gone = time.monotonic() + (ENDING if why.startswith(NO_ANSWER) and not busy else 0)
         while self.server.status is None and not self.at.ending and time.monotonic() < gone:
@@ -156,7 +145,7 @@ class _ServerRun:
             return f"the server ended before kcap ended it{self._how(self.server)}"
         if why and (client.status or not busy):  # one that is only busy serves
             how = status_text(client.status or 0)
-            why += "".join(f"; its process {process} ended without closing" for process in lost)
+            why += "".join(f"; its process {process} ended without closing" for process in sorted(lost))
             return f"the server no longer served when the client ended, with {how} ({why}):\n{self.server.last_lines()}"
         return f"the client failed{self._how(client)}" if client.status else ""
 
@@ -188,7 +177,6 @@ class _ServerRun:
 ANSWER_TIMEOUT = 5.0  # seconds that an answer may take
 ENDING = 5.0  # seconds that a server may take to end once nothing answers there
 NO_ANSWER, SLOW = "no answer: ", "timed out"
-LOADS = "another server answers there, and the engine of this one still loads"
 
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
@@ -229,6 +217,14 @@ def is_full_url(url: str) -> bool:
     except ValueError:  # a port that is no number, half of an address
         return False
     return named and parts.scheme in ("http", "https") and url.isascii() and url.isprintable() and " " not in url
+
+
+def is_taken(url: str) -> bool:
+    """Whether anything listens at the host and port of `url`, whatever it speaks."""
+    parts = urllib.parse.urlsplit(url)
+    with suppress(OSError), socket.create_connection((parts.hostname, parts.port), ANSWER_TIMEOUT):
+        return True
+    return False
 
 
 def why_not_ready(url: str) -> str:

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -68,27 +68,21 @@ def steps_so_far(directory: Path) -> tuple[int, int]:
 
 def all_closed(directory: Path, is_gone: Callable[[Path], bool] = lambda path: False) -> bool:
     """Whether every process that opened a shard has closed it. `is_gone`: of a file of it, that it never will."""
-    for path in directory.glob("*.counts"):
-        if is_gone(path) or _is_replaced(path):
-            continue
-        try:
-            cells = Counts(path).cells
-        except (OSError, ValueError):
-            continue
-        if not (cells[CLOSED] or cells[FAILED]):
-            return False
-    return True
+    return all(is_gone(path) for path in _open_shards(directory))
 
 
-def lost_processes(directory: Path) -> list[int]:
+def lost_processes(directory: Path) -> set[int]:
     """Those of this machine that have ended and did not close their shard."""
-    lost = []
-    for path in sorted(directory.glob("*.counts")):
-        if has_ended(path) and not _is_replaced(path):
-            with suppress(OSError, ValueError):
-                cells = Counts(path).cells
-                lost += [] if cells[CLOSED] or cells[FAILED] else [shard_process(path)[1]]
-    return lost
+    return {shard_process(path)[1] for path in _open_shards(directory) if has_ended(path)}
+
+
+def _open_shards(directory: Path) -> Iterator[Path]:
+    """The counters of each process that has not closed its shard."""
+    for path in directory.glob("*.counts"):
+        with suppress(OSError, ValueError):
+            cells = Counts(path).cells
+            if not (cells[CLOSED] or cells[FAILED] or _is_replaced(path)):
+                yield path
 
 
 def window_over(directory: Path) -> bool:

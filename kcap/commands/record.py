@@ -348,7 +348,8 @@ def record_command(
     from kcap.capture.controller import frameworks, serving
 
     named = frameworks.find_adapter(framework).FRAMEWORK if framework else None
-    if started := named or serving_framework(command_line):
+    started = named or serving_framework(command_line)
+    if started is not None and frameworks.runs_here(command_line):
         frameworks.tell_hooks(started)
     session = Session(
         directory=str((working.directory / "shards").resolve()), framework=named.name if named else None,

@@ -34,6 +34,7 @@ COLD_FACTOR = 5  # times the last-level cache: what has to be touched until a se
 RESIDENT_SHARE = 0.25  # of the L2 stays from one use to the next: what both halves of an H200's read, both hold
 MAX_COPIES, MAX_COPIES_BYTES = 64, 512 << 20  # of inputs or results that stay in the L2, and of all copies together
 MAX_ROTATING_BYTES = 16 << 30  # seven sets of 512 experts, of which a token touches less than the L2 holds
+MAX_RESULT_BYTES = 8 << 30
 TYPICAL_REPLAY_US = 1000.0  # that one graph replay lasts at least, where nothing limits it
 MIN_REPLAY_US = 100.0  # that it lasts at least where memory has no room for more sets
 MIN_INVOCATIONS = 24  # in a graph, and sets of what is cold by its size alone,
@@ -122,7 +123,7 @@ class Rotation:
         """How many results of `size` bytes are kept alive, each at its own address, over so many `sets`."""
         resident = int(l2_resident_bytes(device) / max(size, 1))
         count = min(sets, MAX_COPIES, resident) if resident or self.cache == "warm" else sets
-        return max(min(count, min(MAX_ROTATING_BYTES, free_bytes // 4) // max(size, 1)), 1)
+        return max(min(count, min(MAX_RESULT_BYTES, free_bytes // 4) // max(size, 1)), 1)
 
     @property
     def rotating(self) -> int:

@@ -175,4 +175,4 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
 
 WAITS_FOR_GPU = "the host's time is in it: it waits for the GPU"
 BLOCKER_TIMED_OUT = "the host's time is in it: the kernel that holds the GPU back gave up"
-WITH_HOST = frozenset({WAITS_FOR_GPU, BLOCKER_TIMED_OUT})  # notes of which either says so
+WITH_HOST = frozenset({WAITS_FOR_GPU, BLOCKER_TIMED_OUT})  # either note says so

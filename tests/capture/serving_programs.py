@@ -57,7 +57,7 @@ except KeyboardInterrupt:
     print("the server ended in order", flush=True)
 """
 OF_TWO_PROCESSES = SERVER.replace("window = Window", "engine = os.fork()\nwindow = Window").replace(
-    "class Handler", "if not engine:\n    time.sleep(60)\n\nclass Handler"
+    "class Handler", "if not engine:\n    time.sleep(600)\n\nclass Handler"
 )
 NEVER = """
 import sys
@@ -69,15 +69,6 @@ class Handler(BaseHTTPRequestHandler):
 
 print("loading the weights", flush=True)
 HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
-LOADS_BESIDE_ANOTHER = f"""
-import os, sys, torch
-from kcap.capture.session import SESSION_VARIABLE, read_session
-from kcap.capture.window.window import Window
-
-Window(read_session(os.environ[SESSION_VARIABLE])).register()
-sys.argv[1:] = sys.argv[-1:]
-{NEVER.replace('self.send_error(503, "still loading")', "self.send_response(200); self.end_headers()")}
 """
 SILENT = """
 import os, signal, sys, time

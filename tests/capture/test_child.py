@@ -104,6 +104,26 @@ def test_shared_memory_of_what_is_killed_is_removed(where: str) -> None:
     assert not memory.exists()
 
 
+WRITES_HALF_A_LINE = """
+import os, signal, time
+signal.signal(signal.SIGINT, lambda *_: os._exit(0))
+print("half", end="", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_line_that_was_not_ended_is_ended_for_what_follows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    child = Child([sys.executable, "-c", WRITES_HALF_A_LINE], os.environ, tmp_path / "log")
+    while not (tmp_path / "log").read_bytes():
+        time.sleep(0.02)
+    child.show()
+    child.end()
+    assert capfd.readouterr().err == "half"
+    child.show()
+    child.show()
+    assert capfd.readouterr().err == "\n"
+
+
 def test_the_last_errors_of_an_output_are_told(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"ValueError: {number}\n" for number in (*range(9), 7)) + "a last line\n")
