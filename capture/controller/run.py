@@ -295,8 +295,8 @@ def _hooking_failures(session: Session) -> str:
 
 def _whole_output(session: Session, log: Path) -> str:
     kept = log.parent != Path(session.directory)
-    disk = shutil.disk_usage(log.parent)
-    if kept and disk.total and not disk.free:
+    total, _, free = shutil.disk_usage(log.parent)
+    if kept and total and not free:
         return f"{log} holds only a part of its output: its disk is full"
     return f"its whole output is in {log}" if kept else "--engine-log FILE keeps its whole output"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -35,6 +36,19 @@ def record(kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
         return kcap("record", "-o", "out", *options, "--", sys.executable, "program.py")
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("error", "path"),
+    [(OSError(errno.ENOSPC, "full"), "out"), (OSError(errno.EPIPE, "pipe"), None), (OSError("no library"), None)],
+)
+def test_a_full_disk_is_the_outputs_where_the_error_names_none(
+    error: OSError, path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError) as raised, output.working_directory(Path("out"), False):
+        raise error
+    assert raised.value.filename == path
 
 
 def test_a_working_directory_that_is_gone_is_named(record: Callable[..., Any]) -> None:

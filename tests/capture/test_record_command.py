@@ -19,7 +19,8 @@ import kcap as kcap_package
 from kcap.capture.controller import frameworks, offline, run
 from kcap.capture.controller.models import find_config
 from kcap.capture.fold.metadata import NEVER_OPENED
-from kcap.errors import CallError
+from kcap.capture.session import Session
+from kcap.errors import CallError, KcapError
 
 Kcap = Callable[..., Any]
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -479,6 +480,20 @@ def test_a_disk_that_fills_loses_nothing_that_was_recorded(
     recording = kcap_package.load(tmp_path / "out")
     assert sum(call.total for call in recording.kernels() if call.operator == "aten::exp") > 500
     assert [tap.status for tap in recording.metadata.taps if tap.status not in ("ok", "absent")] == ["failed"]
+
+
+@pytest.mark.parametrize(
+    ("free", "said"), [(0, "holds only a part of its output"), (1 << 20, "its whole output is in")]
+)
+def test_a_log_on_a_full_disk_is_not_called_whole(
+    free: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run.shutil, "disk_usage", lambda path: (1 << 30, (1 << 30) - free, free))
+    log = tmp_path / "log"
+    log.write_text("ValueError: no such argument\n")
+    session = Session(directory=str(tmp_path / "shards"))
+    with pytest.raises(KcapError, match=said):
+        run.explain_silence(session, 1, log)
 
 
 def test_nothing_to_recover(kcap: Kcap, tmp_path: Path) -> None:
