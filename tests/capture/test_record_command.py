@@ -482,9 +482,7 @@ def test_a_disk_that_fills_loses_nothing_that_was_recorded(
     assert [tap.status for tap in recording.metadata.taps if tap.status not in ("ok", "absent")] == ["failed"]
 
 
-@pytest.mark.parametrize(
-    ("free", "said"), [(0, "holds only a part of its output"), (1 << 20, "its whole output is in")]
-)
+@pytest.mark.parametrize(("free", "said"), [(0, "holds only a part"), (1 << 20, "its whole output")])
 def test_a_log_on_a_full_disk_is_not_called_whole(
     free: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
