@@ -294,11 +294,12 @@ def _hooking_failures(session: Session) -> str:
 
 
 def _whole_output(session: Session, log: Path) -> str:
-    kept = log.parent != Path(session.directory)
+    if log.parent == Path(session.directory):  # which may be gone
+        return "--engine-log FILE keeps its whole output"
     total, _, free = shutil.disk_usage(log.parent)
-    if kept and total and not free:
+    if total and not free:
         return f"{log} holds only a part of its output: its disk is full"
-    return f"its whole output is in {log}" if kept else "--engine-log FILE keeps its whole output"
+    return f"its whole output is in {log}"
 
 
 def _why_silent(session: Session, status: int | None) -> str:
