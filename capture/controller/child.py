@@ -79,7 +79,8 @@ class Child:
                 file.seek(self._shown)
                 text = file.read()
             self._shown += len(text)
-            self._in_line = not text.endswith(b"\n") if text else self._in_line
+            if text:
+                self._in_line = not text.endswith(b"\n")
             if ended and self._in_line:
                 text, self._in_line = text + b"\n", False
             sys.stderr.write(text.decode(errors="replace"))

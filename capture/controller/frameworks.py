@@ -168,9 +168,8 @@ def check_hooks(framework: Framework) -> Iterable[Check]:
         return
     missing = [hook for hook in framework.hooks if not _has(_folder(framework.package), *hook.split(":"))]
     newer = framework.untried or f"{version} is newer than {framework.tried}, the newest that kcap was tried with"
-    there = (
-        f": {len(framework.hooks) - len(missing)} of {len(framework.hooks)} hooks are there" if framework.hooks else ""
-    )
+    count = len(framework.hooks)
+    there = f": {count - len(missing)} of {count} hooks are there" if count else ""
     lacking = f", not {', '.join(missing)}" if missing else ""
     judge = "kcap record --check-coverage tells what of its GPU time is recorded"
     state: State = "problem" if missing else "ok"

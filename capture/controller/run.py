@@ -216,8 +216,9 @@ def make_recording(session: Session, directory: Path, status: int | None, log: P
         and (log or (session.records and runs_engine(session) and _began_no_step(recording.metadata)))
     ):
         why = f"the engine ended before its first step, with {ending_text(status, log)}"
-        shutil.rmtree(directory)
-        raise KcapError(f"{why}\n{_whole_output(session, log)}") if log else NoRecordingError(why, status)
+        error = KcapError(f"{why}\n{_whole_output(session, log)}") if log else NoRecordingError(why, status)
+        shutil.rmtree(directory)  # with the log, perhaps
+        raise error
     return recording
 
 
@@ -294,7 +295,7 @@ def _hooking_failures(session: Session) -> str:
 
 
 def _whole_output(session: Session, log: Path) -> str:
-    if log.parent == Path(session.directory):  # which may be gone
+    if log.parent == Path(session.directory):
         return "--engine-log FILE keeps its whole output"
     total, _, free = shutil.disk_usage(log.parent)
     if total and not free:

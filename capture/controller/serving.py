@@ -115,8 +115,8 @@ class _ServerRun:
                 raise KcapError(f"the server ended before it was ready{self._how(self.server)}")
             if time.monotonic() > deadline:
                 patience = f"{self.client.patience:g} s ({self.client.ready}: {why})"
-                fix = "pass a longer --ready-timeout, or another --ready URL. Its output:"
-                raise KcapError(f"the server was not ready after {patience}: {fix}\n{self.server.last_lines()}")
+                fix, said = "pass a longer --ready-timeout, or another --ready URL", self.server.last_lines()
+                raise KcapError(f"the server was not ready after {patience}: {fix}. Its output:\n{said}")
             time.sleep(READY_POLL)
         if not any_registered(self.session):
             run.explain_silence(self.session, 0, None)

@@ -57,13 +57,8 @@ class Counts:
 
 def steps_so_far(directory: Path) -> tuple[int, int]:
     """(processes that record, steps ended so far) by the counters alone: cheap enough to ask twice a second."""
-    steps = [0]
-    for path in directory.glob("*.counts"):
-        try:
-            steps.append(Counts(path).cells[STEPS])
-        except (OSError, ValueError):
-            continue
-    return len(steps) - 1, max(steps)
+    steps = [cells[STEPS] for _, cells in _counted(directory)]
+    return len(steps), max(steps, default=0)
 
 
 def all_closed(directory: Path, is_gone: Callable[[Path], bool] = lambda path: False) -> bool:
@@ -78,11 +73,16 @@ def lost_processes(directory: Path) -> set[int]:
 
 def _open_shards(directory: Path) -> Iterator[Path]:
     """The counters of each process that has not closed its shard."""
+    for path, cells in _counted(directory):
+        if not (cells[CLOSED] or cells[FAILED] or _is_replaced(path)):
+            yield path
+
+
+def _counted(directory: Path) -> Iterator[tuple[Path, memoryview]]:
+    """The counters of each process that can be read: where, and their cells."""
     for path in directory.glob("*.counts"):
         with suppress(OSError, ValueError):
-            cells = Counts(path).cells
-            if not (cells[CLOSED] or cells[FAILED] or _is_replaced(path)):
-                yield path
+            yield path, Counts(path).cells
 
 
 def window_over(directory: Path) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kcap.replay.fidelity.engine import GpuTime, KindSteps
-from kcap.replay.timing.sampling import WITH_HOST
 from kcap.schemas.recording.recording import Call
 from kcap.schemas.results.measurement import DROPPED, Cache, Measurement, Method, ProgramMeasurement, StopRule
 
@@ -32,11 +31,6 @@ class Provenance:
             len(measurement.slow_samples),
             tuple(measurement.notes),
         )
-
-    @property
-    def with_host(self) -> bool:
-        """Whether the time holds what the GPU waited for its host."""
-        return not WITH_HOST.isdisjoint(self.notes)
 
     @property
     def warm(self) -> bool:

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from kcap.replay.fidelity.compare import ROUNDING, TOTAL_BOUND, UNKNOWN_PROVENANCE, ComparedStep, Provenance, share_of
 from kcap.replay.fidelity.engine import KindSteps, Span, StepKind
+from kcap.replay.timing.sampling import holds_host_time
 
 SPAN_BOUND = 0.10  # how far a Program's back-to-back time may be from the span of the GPU's own work
 SERVING, PROGRAM = "serving", "Program"  # each Call alone in this cache state; the Calls in order
@@ -84,7 +85,7 @@ class KindFidelity:
             yield f"the Program was not replayed as a whole: {self.program.reason}"
         elif self.span_ratio is None:
             yield "the step's span is not known: kernels have no start before format 1.3, record anew"
-        elif self.span_ratio > 1 and self.program.provenance.with_host:
+        elif self.span_ratio > 1 and holds_host_time(self.program.provenance.notes):
             return  # the span has no such waits
         elif abs(self.span_ratio - 1) > SPAN_BOUND + ROUNDING:
             yield f"the Program takes {self.span_ratio:.1%} of the step's span, {SPAN_BOUND:.0%} off are allowed"

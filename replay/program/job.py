@@ -14,7 +14,7 @@ from typing import Any, NotRequired, TypedDict
 
 from kcap.replay.jobs import BatchFields
 from kcap.replay.program.choose import ChosenProgram, choose_samples
-from kcap.replay.timing.sampling import WITH_HOST
+from kcap.replay.timing.sampling import holds_host_time
 from kcap.schemas.recording.recording import Call, Recording
 from kcap.schemas.results.measurement import Measurement, Method, ProgramCall, ProgramMeasurement, Status
 from kcap.system.worker_process import Environment
@@ -67,7 +67,7 @@ class StandaloneResult:
         kernels: Counter[str] = Counter()
         for kernel in fields.get("kernels") or []:
             kernels[kernel["name"]] += round(kernel["count"])
-        waits = not WITH_HOST.isdisjoint(fields.get("notes") or [])
+        waits = holds_host_time(fields.get("notes") or [])
         return cls(fields["status"], fields.get("reason"), fields.get("method"), kernels, waits)
 
 

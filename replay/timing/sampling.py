@@ -11,7 +11,7 @@ import statistics
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kcap.schemas.results.measurement import Cache, KernelDuration, Method, StopRule
@@ -175,4 +175,8 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
 
 WAITS_FOR_GPU = "the host's time is in it: it waits for the GPU"
 BLOCKER_TIMED_OUT = "the host's time is in it: the kernel that holds the GPU back gave up"
-WITH_HOST = frozenset({WAITS_FOR_GPU, BLOCKER_TIMED_OUT})  # either note says so
+
+
+def holds_host_time(notes: Iterable[str]) -> bool:
+    """Whether one of a measurement's `notes` says so."""
+    return any(note in (WAITS_FOR_GPU, BLOCKER_TIMED_OUT) for note in notes)
