@@ -56,6 +56,7 @@ VALUE_ARGUMENTS = frozenset(
         "token_to_seq",
         "topk_ids",
         "topk_indices",
+        "uneven_batch",  # a flag: whether the lengths of SGLang's sequences differ
         "weight_indices",
     }
 )

@@ -295,7 +295,7 @@ def triton_launcher(kernel: Any, launch: Launch, names: list[str]) -> Callable[.
     run = kernel[tuple(launch.grid)]
 
     def call(*args: Any, **named: Any) -> None:
-        arguments = {name: tuple(v) if type(v) is list else v for name, v in zip(names, args, strict=False)}
+        arguments = {name: with_tuples(v) for name, v in zip(names, args, strict=False)}
         try:
             run(**arguments, **named, **constexprs, **options)
         except Exception as error:
@@ -304,6 +304,11 @@ def triton_launcher(kernel: Any, launch: Launch, names: list[str]) -> Callable[.
             raise
 
     return call
+
+
+def with_tuples(value: Any) -> Any:
+    """`value`, its lists as tuples, which Triton takes; tuples of them too."""
+    return tuple(with_tuples(item) for item in value) if type(value) is list else value
 
 
 def compiler_option(value: Value, name: str) -> Any:

@@ -234,7 +234,7 @@ FUNCTIONS = {  # that a Recording may name, with the names of the arguments that
     **_functions(
         "flashinfer", "rmsnorm gemma_rmsnorm rmsnorm_quant silu_and_mul gelu_and_mul gelu_tanh_and_mul", "out"
     ),
-    **_functions("flashinfer", "apply_rope_with_cos_sin_cache mm_bf16 fp8_blockscale_gemm_sm90", "out"),
+    **_functions("flashinfer", "apply_rope_with_cos_sin_cache mm_bf16 tinygemm_bf16 fp8_blockscale_gemm_sm90", "out"),
     **_functions("flashinfer", "fused_add_rmsnorm gemma_fused_add_rmsnorm", "input", "residual"),
     **_functions("flashinfer", "fused_add_rmsnorm_quant", "out", "residual"),
     **_functions("flashinfer", "apply_rope_with_cos_sin_cache_inplace", "query", "key"),

@@ -94,6 +94,7 @@ WALKED = [  # arguments of vLLM's and SGLang's kernels
         "n_offs",
         "seg_indptr",
         "weight_indices",
+        "uneven_batch_ptr",
         "slice_offsets",
         "token_to_seq",
         "output_hs_ptr",

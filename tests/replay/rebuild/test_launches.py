@@ -39,6 +39,18 @@ def add(x_ptr, y_ptr, out_ptr, n, scale, BLOCK: tl.constexpr, KIND: tl.constexpr
     tl.store(out_ptr + at, x + tl.load(y_ptr + at, mask=at < n) * scale, mask=at < n)
 """
 )
+COPIES = (
+    HEAD
+    + """
+@triton.jit
+def _small_copy_kernel(sources, destinations, sizes, strides, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    for i in tl.static_range(FIELDS):
+        assert sizes[i] == 3 + i
+        values = tl.load(sources[i] + offsets * strides[i][1], offsets < sizes[i], other=7)
+        tl.store(destinations[i] + offsets, values, offsets < sizes[i])
+"""
+)
 GATHER = (
     HEAD
     + """
@@ -148,6 +160,13 @@ class Case:
     sample: tuple[str, list[int], torch.dtype] | None = None
 
 
+def copies() -> Call:
+    """Of lists of tensors, of which SGLang copies several by one launch."""
+    lists = [[tensor(3 + i, dtype="int64", storage=first + i) for i in range(2)] for first in (0, 2)]
+    args = [("sources", lists[0]), ("destinations", lists[1]), ("sizes", [3, 4]), ("strides", [[0, 1], [0, 1]])]
+    return launched(COPIES, "_small_copy_kernel", *args, grid=[1], constexprs={"FIELDS": 2, "BLOCK": 4})
+
+
 def changed(made: Call, **scalars: Any) -> Call:
     """With other arguments of these names."""
     args = [a.model_copy(update={"value": scalars.get(a.name or "", a.value)}) for a in made.args]
@@ -166,6 +185,7 @@ def cases() -> dict[str, Case]:
         "scale": Case(changed(add(), scale=4), ADD),
         "addresses": Case(zero(), ZERO, ("1", [40_000, 3], torch.int32)),
         "unknown addresses": Case(changed(zero(), n_blocks=3), ZERO),
+        "copies": Case(copies(), COPIES),
         "index 4": Case(embedding, text, ("0", [4] * 64, torch.int64)),
         "index 7": Case(changed(embedding, xnumel=63), text, ("0", [7] * 64, torch.int64)),
         "cpp": Case(cpp(), CPP),
@@ -202,6 +222,11 @@ def test_a_triton_launch_is_replayed_with_its_constants(measured: dict[str, dict
     assert (measurement.get("status", "ok"), measurement["method"]) == ("ok", "host"), measurement
     assert measurement["operator"].startswith("triton::add")
     assert "interpreted, not compiled (TRITON_INTERPRET)" in measurement["notes"]
+
+
+def test_a_launch_takes_lists_of_tensors_and_of_numbers(measured: dict[str, dict[str, Any]]) -> None:
+    measurement = measured["copies"]
+    assert (measurement.get("status", "ok"), measurement["method"]) == ("ok", "host"), measurement
 
 
 def test_a_kernel_is_compiled_for_what_the_engine_compiled_it_for() -> None:

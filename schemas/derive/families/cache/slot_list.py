@@ -28,20 +28,23 @@ def run({inputs}):
     for b in range(req_pool_indices.shape[0]):
         start, length = {start}, int(lengths[b])
         row = req_to_token[int(req_pool_indices[b])]
-        slots_out[int(kv_indptr[b]) : int(kv_indptr[b]) + length] = row[start : start + length]
+        slots_out[int(kv_indptr[b]) : int(kv_indptr[b]) + length] = {listed}
     return slots_out
 """
+LISTED = "row[start : start + length]"
+MAPPED = f"torch.where({LISTED} < 0, -1, mapping[{LISTED}.clamp(min=0).long()])"
 TABLE = ("max_num_reqs", "max_context")
+SIZES = ("batch_size", "len_indptr", "num_kv_indices")
 
 
 @family("slot_list", "triton::create_flashinfer_kv_indices_triton")
 def slot_list(call: Invocation) -> KernelInstance:
     """`req_to_token_ptr`: [requests, tokens]; `req_pool_indices_ptr`, lengths: [sequences]; `kv_indptr`: [sequences +
-    1] or longer; `kv_indices_ptr`: the slots, one after the other."""
-    call.refuse("token_mapping")
+    1] or longer; `kv_indices_ptr`: the slots, one after the other; `token_mapping`: [slots], what each is listed as."""
     table, slots = call.tensor("req_to_token_ptr"), call.tensor("kv_indices_ptr")
     lengths, requests = call.tensor("page_kernel_lens_ptr"), call.tensor("req_pool_indices_ptr")
-    first, batch = call.optional("kv_start_idx"), min(len(lengths), len(requests), len(call.tensor("kv_indptr")) - 1)
+    first, mapping = call.optional("kv_start_idx"), call.optional("token_mapping")
+    batch = min(len(lengths), len(requests), len(call.tensor("kv_indptr")) - 1)
     starts, lengths = call.tensor("kv_indptr")[: batch + 1], lengths[:batch]
     if (
         table.dim() != 2
@@ -58,26 +61,33 @@ def slot_list(call: Invocation) -> KernelInstance:
     }
     if first is not None:
         inputs["first"] = tensor_arg(first[:batch], "batch_size", description="The first token that is listed.")
+    if mapping is not None:
+        inputs["mapping"] = tensor_arg(mapping, "num_slots", description="The slot of another cache for each slot.")
     return KernelInstance(
-        name=f"slot_list{'' if first is None else '_from'}",
+        name=f"slot_list{'' if first is None else '_from'}{'' if mapping is None else '_mapped'}",
         op_type="slot_list",
-        axes=dict.fromkeys((*TABLE, "batch_size", "len_indptr", "num_kv_indices")),
+        axes=dict.fromkeys((*TABLE, *(["num_slots"] if mapping is not None else []), *SIZES)),
         inputs=inputs,
         outputs={"slots_out": lazy_arg(slots.dtype, ("num_kv_indices",), lambda: slots)},
-        reference=LIST.format(inputs=", ".join(inputs), start="0" if first is None else "int(first[b])"),
+        reference=LIST.format(
+            inputs=", ".join(inputs),
+            start="0" if first is None else "int(first[b])",
+            listed=LISTED if mapping is None else MAPPED,
+        ),
         description="The slots of each sequence's tokens, one after the other.",
         constraints=("len_indptr == batch_size + 1",),
         touched=lambda: (
-            int(require_values(lengths, "sequence lengths").sum()) * (table.element_size() + slots.element_size())
+            int(require_values(lengths, "sequence lengths").sum())
+            * sum(tensor.element_size() for tensor in (table, slots, mapping) if tensor is not None)
         ),
     )
 
 
 @cost_function("slot_list")
 def slot_list_cost(inputs: CostInputs) -> Cost:
-    """Slots are read and written once."""
+    """Slots are read and written once, and so is what they are mapped to."""
     count = int(inputs.index("lengths").sum())
-    read = count * inputs["req_to_token"].element_size()
+    read = count * sum(inputs[name].element_size() for name in ("req_to_token", "mapping") if name in inputs)
     return Cost(read + count * inputs["slots"].element_size(), read, 0, inputs.dtype)
 
 
@@ -87,7 +97,12 @@ LISTS = ("slot_list",)
 @valid_input("req_to_token", op_types=LISTS)
 def any_slots(draft: WorkloadDraft, name: str) -> torch.Tensor:
     shape = draft.shape(name)
-    return draft.integers(0, shape[0] * shape[1], shape)
+    return draft.integers(0, draft.size("num_slots") or shape[0] * shape[1], shape)
+
+
+@valid_input("mapping", op_types=LISTS)
+def other_slots(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    return draft.integers(0, draft.shape(name)[0], draft.shape(name))
 
 
 @valid_input("req_pool_indices", op_types=LISTS)
@@ -117,10 +132,18 @@ def first_listed(draft: WorkloadDraft, name: str) -> torch.Tensor:
 
 @replay_rule("triton::create_flashinfer_kv_indices_triton")
 class SlotList(ReplayRule):
-    """Copied out of a table of all requests, which is too large for a Sample."""
+    """Copied out of tables of all requests and of all slots, which are too large for a Sample."""
 
     def prepare(self, bound: BoundCall) -> None:
-        set_zeros(bound, "req_to_token_ptr")
+        set_zeros(bound, "req_to_token_ptr", "token_mapping")
+
+
+@replay_rule("triton::_small_copy_kernel")
+class SmallCopies(ReplayRule):
+    """Some tensors copied by one launch, token ids among them."""
+
+    def prepare(self, bound: BoundCall) -> None:
+        set_zeros(bound, "sources", "destinations")
 
 
 SPLITS = """import torch

@@ -122,6 +122,13 @@ def mm_bf16(call: Invocation) -> KernelInstance:
     return gemm_instance(call, call.tensor("a"), call.tensor("b").transpose(0, 1), call.optional("bias"))
 
 
+@family("gemm", "flashinfer::tinygemm_bf16")
+def tinygemm_bf16(call: Invocation) -> KernelInstance:
+    """`input`: [M, K] of few rows, `weight`: [N, K]."""
+    kernel = gemm_instance(call, call.tensor("input"), call.tensor("weight"), call.optional("bias"))
+    return replace(kernel, operator=OperatorFacts(hints=("use_pdl",)))
+
+
 def gemm_instance(
     call: Invocation, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None
 ) -> KernelInstance:

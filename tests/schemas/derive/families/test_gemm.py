@@ -98,6 +98,12 @@ def test_sglangs_tiny_gemm_may_have_a_float32_weight(weight: torch.dtype, out: t
     assert kernel.operator.hints == ("max_m", "n_split")
 
 
+def write_linear(
+    input: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, use_pdl: bool
+) -> None:
+    out.copy_(torch.nn.functional.linear(input, weight, bias))
+
+
 def test_operators_of_other_libraries_name_their_matrices_otherwise():
     a, b, d = randn(4, 64), randn(32, 64), torch.empty(4, 32, dtype=torch.bfloat16)
 
@@ -106,6 +112,8 @@ def test_operators_of_other_libraries_name_their_matrices_otherwise():
 
     agrees("deep_gemm::bf16_gemm_nt", write, a=a, b=b, d=d, c=None)
     agrees("flashinfer::mm_bf16", lambda a, b, bias: a @ b + bias, a=a, b=b.T, bias=randn(32))
+    for bias in (randn(32), None):
+        agrees("flashinfer::tinygemm_bf16", write_linear, input=a, weight=b, out=d, bias=bias, use_pdl=True)
     agrees(
         "sgl_kernel::dsv3_fused_a_gemm",
         lambda output, mat_a, mat_b: output.copy_(mat_a @ mat_b),

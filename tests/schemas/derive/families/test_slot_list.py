@@ -40,24 +40,41 @@ def slot_list(**more: Any) -> Arguments:
     }
 
 
+def other_slots() -> torch.Tensor:
+    """A slot of another cache for each of the table, or -1."""
+    return torch.randperm(5 * 700, generator=torch.Generator().manual_seed(2)) - 1
+
+
+@pytest.mark.parametrize("mapping", [None, other_slots()])
 @pytest.mark.parametrize("first", [None, torch.tensor([100, 5, 0])])
-def test_listed_slots_are_sglangs(launchers: dict[str, Launcher], first: torch.Tensor | None) -> None:
-    call = slot_list(kv_start_idx=first)
+def test_listed_slots_are_sglangs(
+    launchers: dict[str, Launcher], first: torch.Tensor | None, mapping: torch.Tensor | None
+) -> None:
+    call = slot_list(kv_start_idx=first, token_mapping=mapping)
+    call["req_to_token_ptr"][2, 7] = -1
     launcher = launchers["create_flashinfer_kv_indices_triton"]
     kernel = agrees(LIST, lambda **call: launcher[(3,)](**call), **call)
-    assert kernel.name == ("slot_list" if first is None else "slot_list_from")
-    assert call["kv_indices_ptr"][633:].unique().tolist() == [-7] and int(call["kv_indices_ptr"][:633].min()) >= 0
+    words = ["slot_list", *(["from"] if first is not None else []), *(["mapped"] if mapping is not None else [])]
+    assert kernel.name == "_".join(words)
+    listed = call["kv_indices_ptr"]
+    assert listed[633:].unique().tolist() == [-7] and listed[607] == -1 and int(listed[:633].min()) == -1
     inputs = {name: slot.get() for name, slot in kernel.inputs.items()}
     cost = cost_function_for("slot_list")
     assert cost is not None
-    assert cost(CostInputs(checked(kernel), inputs)).bytes == cost_of_instance(kernel).bytes == 633 * (4 + 8)
-    for change in ({"token_mapping": torch.ones(9)}, {"ENTRY_PAGE_SIZE": 16}, {"req_to_token_ptr_stride": 350}):
+    assert (
+        cost(CostInputs(checked(kernel), inputs)).bytes
+        == cost_of_instance(kernel).bytes
+        == 633 * (4 + 8 * len([listed, *([mapping] if mapping is not None else [])]))
+    )
+    for change in ({"ENTRY_PAGE_SIZE": 16}, {"req_to_token_ptr_stride": 350}):
         assert declined(LIST, **{**call, **change}), change
 
 
 def test_a_drawn_list_is_of_tokens_that_the_table_has() -> None:
-    definition = checked(kernel_of(LIST, **slot_list(kv_start_idx=torch.tensor([1, 2, 3]))))
+    call = slot_list(kv_start_idx=torch.tensor([1, 2, 3]), token_mapping=other_slots())
+    definition = checked(kernel_of(LIST, **call))
     axes = {"max_num_reqs": 4, "max_context": 50, "batch_size": 3, "len_indptr": 4, "num_kv_indices": 120}
+    axes["num_slots"] = 90
     workload = Workload(uuid="one", axes=axes, inputs={name: RandomInput() for name in definition.inputs})
     made = dict(zip(definition.inputs, make_inputs(definition, workload, None).inputs, strict=True))
     assert (made["lengths"] <= made["kv_indptr"].diff()).all() and made["first"].min() >= 0
