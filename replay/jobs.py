@@ -31,6 +31,7 @@ class ReplaySession(Session, total=False):
     `operators`: those to come, whose libraries are imported ahead. `trust`: the Recording's kernel sources may run,
     whoever made it. `kernels`: the profiler measures the durations of kernels, too. `limit`: of a dataset, the bytes
     that inputs and outputs may take. `group`: this worker's place in the group that replays collectives.
+    `dummy_weights`: parameters are drawn as the engine's dummy weights were.
     """
 
     home: str | None
@@ -41,6 +42,7 @@ class ReplaySession(Session, total=False):
     kernels: bool
     limit: int | None
     group: GroupPlace
+    dummy_weights: bool
 
 
 class GroupPlace(TypedDict):

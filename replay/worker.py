@@ -37,11 +37,12 @@ class OpenSession:
     trust: bool
     options: TimingOptions
     peers: Peers | None = None
+    dummy_weights: bool = False
 
     def rebuilder(self) -> Rebuilder:
         """What rebuilds the Calls of its requests."""
         collective = partial(resolve_collective, peers=self.peers) if self.peers else None
-        return Rebuilder(self.device, self.home, self.root, self.trust, collective)
+        return Rebuilder(self.device, self.home, self.root, self.trust, collective, self.dummy_weights)
 
 
 def main() -> None:
@@ -75,7 +76,8 @@ def open_session() -> OpenSession | None:
     root = Path(session["root"]) if session["root"] else None
     home, trust, device = session["home"] or "cuda", session.get("trust", False), environment["device"]
     peers = Peers(session["group"], device) if "group" in session else None
-    return OpenSession(answers, device, home, root, trust, TimingOptions.of(session), peers)
+    dummy = session.get("dummy_weights", False)
+    return OpenSession(answers, device, home, root, trust, TimingOptions.of(session), peers, dummy)
 
 
 def open_environment(session: ReplaySession) -> Environment:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from kcap.errors import KcapError, kind_and_line
-from kcap.replay.calls.runner import NO_MEMORY, TimingOptions, is_persistent_name, timing_fields
+from kcap.replay.calls.runner import NO_MEMORY, TimingOptions, timing_fields
 from kcap.replay.datasets.reference import (
     PreparedReference,
     ReferenceRequest,
@@ -29,6 +29,7 @@ from kcap.replay.datasets.reference import (
 )
 from kcap.replay.datasets.workloads import TimingRequest
 from kcap.replay.jobs import ReplaySession
+from kcap.replay.rebuild.persistent import is_persistent_name
 from kcap.replay.roofline.cost import cost_of_workload, least_work
 from kcap.replay.timing.clock import time_call
 from kcap.replay.timing.device import read_clocks

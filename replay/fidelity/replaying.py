@@ -217,6 +217,7 @@ def open_replayer(
         "threads": None,
         "cache": "serving",
         "kernels": True,
+        "dummy_weights": recording.metadata.engine_arguments.get("load_format") == "dummy",
     }
     with ExitStack() as stack:
         try:

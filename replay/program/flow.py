@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from kcap.replay.calls.runner import plain_name
 from kcap.replay.group.peers import Alone
 from kcap.replay.program.prepared import (
     Activations,
@@ -27,6 +26,7 @@ from kcap.replay.program.prepared import (
     buffer_kind,
 )
 from kcap.replay.rebuild.memory import reached_bytes, storage_key
+from kcap.replay.rebuild.persistent import plain_name
 from kcap.replay.rebuild.rebuild import with_buffers
 from kcap.replay.roofline.sweeps import unread_inputs
 from kcap.schemas.derive.bound_call import StorageKey

@@ -20,7 +20,6 @@ import torch
 
 from kcap.replay.calls.runner import (
     error_fields,
-    persistent_storages,
     restored_storages,
     size_of_storages,
     touched_bytes,
@@ -28,6 +27,7 @@ from kcap.replay.calls.runner import (
 from kcap.replay.jobs import SEED
 from kcap.replay.rebuild import memory
 from kcap.replay.rebuild.memory import BUFFER_ALIGN, Target, buffer_sizes, mapped_storages, storage_key
+from kcap.replay.rebuild.persistent import persistent_storages
 from kcap.replay.rebuild.rebuild import Rebuilder, ResolvedCall
 from kcap.replay.roofline.cost import cost_of_call
 from kcap.replay.timing.rotation import cold_sets

@@ -29,6 +29,7 @@ from kcap.replay.rebuild.memory import (
     mapped_storages,
 )
 from kcap.replay.rebuild.operators import Operator, resolve_operator
+from kcap.replay.rebuild.persistent import draw_dummy_weights
 from kcap.schemas.derive import bound_call, families
 from kcap.schemas.derive.bound_call import RANDOM_BLOCK, BoundCall, Inputs, Skip, bind_call, fill_repeating
 from kcap.schemas.derive.invocation import torch_dtype
@@ -62,7 +63,7 @@ class Rebuilder:
     """Rebuilds Calls on one device. `home`: the type of device that they were recorded on.
 
     `root`: the Recording, if they are of one. `trust`: its kernel sources may run, whoever made it. `collective`:
-    resolves those of a worker that has peers.
+    resolves those of a worker that has peers. `dummy_weights`: those of the engine were, and are drawn alike.
     """
 
     def __init__(
@@ -72,8 +73,9 @@ class Rebuilder:
         root: Path | None,
         trust: bool = False,
         collective: ResolveCollective | None = None,
+        dummy_weights: bool = False,
     ) -> None:
-        self.target, self.collective = Target(device, home), collective
+        self.target, self.collective, self.dummy_weights = Target(device, home), collective, dummy_weights
         self.recording = load(root) if root else None
         self.launches = Launches(self.recording, trust)
         self.batches = StepBatches(self.recording)
@@ -104,7 +106,10 @@ class Rebuilder:
         self, resolved: ResolvedCall, buffers: Mapping[bound_call.StorageKey, torch.Tensor] = NO_BUFFERS
     ) -> Inputs:
         """One set of arguments, some of its storages in `buffers`; torch's default generators draw the numbers."""
-        return set_rebuilt_arguments(resolved, build_inputs(resolved.bound, self.target, buffers))
+        inputs = build_inputs(resolved.bound, self.target, buffers)
+        if self.dummy_weights:
+            draw_dummy_weights(resolved.bound, self.target, inputs.buffers)
+        return set_rebuilt_arguments(resolved, inputs)
 
     def clone(
         self, resolved: ResolvedCall, inputs: Inputs, storages: Collection[bound_call.StorageKey] | None = None

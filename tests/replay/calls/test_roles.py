@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from handmade import tensor
 
-from kcap.replay.calls.runner import is_persistent_name, persistent_storages
 from kcap.replay.rebuild.memory import Target
-from kcap.schemas.derive.bound_call import bind_call
+from kcap.replay.rebuild.persistent import draw_dummy_weights, is_persistent_name, persistent_storages
+from kcap.schemas.derive.bound_call import bind_call, fill_random
 from kcap.schemas.recording.recording import Argument, Call
 
 CPU = Target("cpu", "cpu")
@@ -162,3 +163,31 @@ DEFINITIONS = ["gemm1_weights", "gemm1_weights_scale", "ckv_cache", "kpe_cache",
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_the_names_of_flashinfer_benchs_definitions_are_known(name: str) -> None:
     assert is_persistent_name(name)
+
+
+def test_dummy_weights_of_eight_bits_are_nearly_all_zero() -> None:
+    """And no others: neither activations, nor caches, nor scales, nor wider weights."""
+    given = {
+        "a": "float8_e4m3fn",
+        "b": "float8_e4m3fn",
+        "b_scales": "float32",
+        "key_cache": "float8_e4m3fn",
+        "weight": "bfloat16",
+        "w13": "float8_e5m2",
+    }
+    args = [
+        Argument(name=name, value=tensor(128, 256, dtype=dtype, storage=number))
+        for number, (name, dtype) in enumerate(given.items())
+    ]
+    bound = bind_call(Call(id=0, operator="x::y", args=args), None, None, lambda _: None)
+    dtypes = {("cpu", number): dtype for number, dtype in enumerate(given.values())}
+    buffers = {key: torch.empty(128 * 256 * 4, dtype=torch.uint8) for key in dtypes}
+    for key, dtype in dtypes.items():
+        fill_random(buffers[key], dtype)
+    draw_dummy_weights(bound, CPU, buffers)
+    drawn = {
+        name: buffers["cpu", n].view(getattr(torch, dtype)).float() for n, (name, dtype) in enumerate(given.items())
+    }
+    small = {name for name, values in drawn.items() if values.abs().max() < 0.002}
+    assert small == {"b", "w13"}
+    assert 0.01 < (drawn["b"] != 0).float().mean() < 0.04 and (drawn["w13"] != 0).float().mean() > 0.9

@@ -11,13 +11,13 @@ import torch
 from handmade import call, tensor
 from programs import CALLS, M, N, linear, relu
 
-from kcap.replay.calls.runner import persistent_storages
 from kcap.replay.program import prepared
 from kcap.replay.program.flow import NOT_HANDED_ON
 from kcap.replay.program.prepared import PreparedCalls, ProgramSnapshot, scale_weights
 from kcap.replay.program.runner import ProgramRunner
 from kcap.replay.rebuild import memory
 from kcap.replay.rebuild.memory import Target, build_inputs, storage_key, tensor_view
+from kcap.replay.rebuild.persistent import persistent_storages
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.schemas.derive.bound_call import BoundCall
 from kcap.schemas.recording.dtypes import BY_NAME

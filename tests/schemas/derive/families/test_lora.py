@@ -14,10 +14,10 @@ from interpreted import Launcher, kernels
 from safetensors.torch import save
 
 from kcap.bench.check.checker import invocation_with_inputs
-from kcap.replay.calls.runner import is_persistent_name
 from kcap.replay.datasets.inputs import make_inputs
 from kcap.replay.rebuild.memory import Target, build_inputs
 from kcap.replay.rebuild.operators import Operator
+from kcap.replay.rebuild.persistent import is_persistent_name
 from kcap.replay.rebuild.rebuild import ResolvedCall, apply_rule, set_argument
 from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import CostInputs, cost_of_instance

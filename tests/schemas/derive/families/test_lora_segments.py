@@ -12,7 +12,7 @@ from interpreted import Launcher, kernels
 from test_chunked_delta_rule import made_by_rule
 from test_sglang_delta_rule import bound_call
 
-from kcap.replay.calls.runner import is_persistent_name
+from kcap.replay.rebuild.persistent import is_persistent_name
 from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import CostInputs, cost_of_instance
 from kcap.schemas.derive.families import cost_function_for
