@@ -138,14 +138,6 @@ class SlotList(ReplayRule):
         set_zeros(bound, "req_to_token_ptr", "token_mapping")
 
 
-@replay_rule("triton::_small_copy_kernel")
-class SmallCopies(ReplayRule):
-    """Some tensors copied by one launch, token ids among them."""
-
-    def prepare(self, bound: BoundCall) -> None:
-        set_zeros(bound, "sources", "destinations")
-
-
 SPLITS = """import torch
 
 

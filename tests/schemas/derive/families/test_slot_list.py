@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 import torch
 from agreement import agrees, checked, declined, kernel_of, launched, randn
+from handmade import tensor
 from interpreted import Launcher, kernels
 
 from kcap.replay.datasets.inputs import make_inputs
+from kcap.replay.rebuild.memory import Target, build_inputs
+from kcap.replay.rebuild.rebuild import apply_rule, resolve_integers
+from kcap.schemas.derive.bound_call import BoundCall
 from kcap.schemas.derive.cost import CostInputs, cost_of_instance
-from kcap.schemas.derive.families import cost_function_for
+from kcap.schemas.derive.families import cost_function_for, replay_rule_for
 from kcap.schemas.flashinfer.definition import RandomInput, Workload
+from kcap.schemas.recording.recording import Argument
 
 LIST = "triton::create_flashinfer_kv_indices_triton.s01234567"
 SPLITS = "triton::get_num_kv_splits_triton.s01234567"
@@ -136,3 +141,22 @@ def test_softcap_is_a_scaled_tanh(dtype: torch.dtype) -> None:
     wide = kernel_of(SOFTCAP, full_logits_ptr=x, softcapping_value=30.0, output_ptr=x.float(), CAST_TO_FP32=True)
     assert wide.outputs["output"].dtype == "float32" and not checked(wide).written_inputs
     assert declined(SOFTCAP, full_logits_ptr=x, softcapping_value=None, output_ptr=x.float(), APPLY_SOFTCAP=False)
+
+
+def test_states_are_looked_up_of_the_recorded_requests() -> None:
+    """The table of all requests is none of a Sample: any will do that has room for them."""
+    kernel = kernels("sglang", "kernels/ops/mamba/mamba_state_indices_triton.py")["_fused_replay_state_indices_kernel"]
+    shapes = {"req_pool_indices_ptr": (4, "int64"), "mamba_map_ptr": (9, "int32"), "out_ptr": (4, "int32")}
+    args = [
+        Argument(name=name, value=tensor(size, dtype=dtype, storage=number))
+        for number, (name, (size, dtype)) in enumerate(shapes.items())
+    ]
+    args += [Argument(name=name, value=value) for name, value in (("v2p_ptr", None), ("valid_bs", 3), ("total_bs", 4))]
+    bound = BoundCall("triton::_fused_replay_state_indices_kernel", args)
+    bound.set_content("req_pool_indices_ptr", torch.tensor([8, 2, 5, 7]))
+    apply_rule(bound, replay_rule_for(bound.operator))
+    resolve_integers(bound)
+    inputs = build_inputs(bound, Target("cpu", "cpu"))
+    inputs.args[1].copy_(torch.arange(9) * 10)
+    kernel[1,](*inputs.args, BS_UPPER=4, HAS_V2P=False)
+    assert inputs.args[2].tolist() == [80, 20, 50, -1] and inputs.args[0].tolist() == [8, 2, 5, 0]
