@@ -25,6 +25,7 @@ TAIL = 4096  # bytes at the end of a log that its last line is looked for in
 SPINNER = 2  # columns
 LONGEST = 160  # characters of a line where no terminal says how wide it is
 TERMINAL_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
+WARNED_SOURCE = re.compile(r"(?m)(^\S+:\d+: \w+: .*\n)  .*$")  # Python shows a warning's line of code below it
 LOG_HEAD = re.compile(  # as vLLM and SGLang write it: processes, level, time, place
     r"(?:\([^()]*pid=\d+\) *)*(?:(?:DEBUG|INFO|WARNING|ERROR) +[\d:. -]+(?:\[[^\]]*\] *)?|\[\d{4}-[^\]]*\] *)?"
 )
@@ -136,7 +137,8 @@ def last_line(log: Path) -> str:
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
-    lines = (_printable(line) for line in reversed(re.split(r"[\r\n]+", TERMINAL_CODES.sub("", text))))
+    text = WARNED_SOURCE.sub(r"\1", TERMINAL_CODES.sub("", text))
+    lines = (_printable(line) for line in reversed(re.split(r"[\r\n]+", text)))
     return next((redact_command([line])[0] for line in lines if line), "")
 
 

@@ -285,6 +285,8 @@ def test_only_a_program_of_the_users_own_has_time_to_end(
         ("[2026-11-24 00:46:57 TP0] Load weight begin.\n", "Load weight begin."),
         ("args: {'hf_token': 'hf_abcdefghijklmnop'}\n", "args: {'hf_token': REDACTED}"),
         ("x" * 9000, "x" * progress.TAIL),
+        ("one\n/a/b.py:7: SyntaxWarning: odd\n  code = '\\.'\n", "/a/b.py:7: SyntaxWarning: odd"),
+        ("INFO: one\n  two\n", "two"),
     ],
 )
 def test_the_last_line_is_what_a_reader_looks_for(text: str, last: str, tmp_path: Path) -> None:
