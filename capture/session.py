@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from kcap.errors import CallError, kind_and_line
+from kcap.errors import CallError, kind_and_text
 from kcap.system.redact import redact_arguments, redact_command
 
 SESSION_VARIABLE = "KCAP_SESSION"
@@ -144,7 +144,7 @@ def read_session(path: str | os.PathLike[str]) -> Session:
 
 def failure_line(tap: str, error: BaseException) -> dict[str, str]:
     """The line of a tap that failed: the Recording is partial."""
-    return {"t": "tap", "name": tap, "status": "failed", "detail": kind_and_line(error)}
+    return {"t": "tap", "name": tap, "status": "failed", "detail": kind_and_text(error)}
 
 
 PROGRAM = "-program"  # in the name of a shard: of the second program and later ones of one process

@@ -40,6 +40,11 @@ def first_line(error: BaseException, length: int | None = None) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:length]
 
 
+def kind_and_text(error: BaseException, length: int = 300) -> str:
+    """The kind of `error` and all that it says, in one line: for a cause that nobody can look up later."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:length].removesuffix(": ")
+
+
 def kind_and_line(error: BaseException, length: int | None = None) -> str:
     """The kind of `error`, and what `first_line` has of it."""
     kind, line = type(error).__name__, first_line(error, length)

@@ -31,7 +31,7 @@ class ReplaySession(Session, total=False):
     `operators`: those to come, whose libraries are imported ahead. `trust`: the Recording's kernel sources may run,
     whoever made it. `kernels`: the profiler measures the durations of kernels, too. `limit`: of a dataset, the bytes
     that inputs and outputs may take. `group`: this worker's place in the group that replays collectives.
-    `dummy_weights`: parameters are drawn as the engine's dummy weights were.
+    `dummy_weights`: parameters of FP8 are drawn as engines draw dummy ones.
     """
 
     home: str | None

@@ -15,6 +15,7 @@ from kcap.capture.recorder.arguments import Described, describe, describe_values
 from kcap.capture.recorder.fallback_tables import CallTable, ShardWriter
 from kcap.capture.recorder.recorder import Ranges
 from kcap.capture.shards.counts import CLOSED, OVERFLOW, TRACED
+from kcap.errors import kind_and_text
 
 OTHER = 3  # the phase of what runs outside any step
 
@@ -260,7 +261,7 @@ class DispatchModeRecorder:
 
     def _fail(self, error: Exception) -> None:
         self._open = False
-        self.error = f"{type(error).__name__}: {error}"
+        self.error = kind_and_text(error)
         self._shard.fail(self.error)
 
     def close(self) -> None:

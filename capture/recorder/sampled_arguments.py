@@ -56,7 +56,7 @@ VALUE_ARGUMENTS = frozenset(
         "token_to_seq",
         "topk_ids",
         "topk_indices",
-        "uneven_batch",  # a flag: whether the lengths of SGLang's sequences differ
+        "uneven_batch",  # a flag: SGLang's longest sequence has a fourth more keys than its shortest
         "weight_indices",
     }
 )

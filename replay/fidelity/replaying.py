@@ -22,7 +22,7 @@ from kcap.replay.jobs import REPLAY_WORKER, SAME_CONTEXT, BatchFields, CallJob, 
 from kcap.replay.program.choose import ChosenProgram, ProgramKind
 from kcap.replay.program.job import MIN_TIMEOUT_S, ProgramJob, StandaloneResult
 from kcap.replay.source import Samples, needs_sample, replay_session, samples_by_call
-from kcap.schemas.recording.recording import Call, Recording, Sample, Step
+from kcap.schemas.recording.recording import Call, Metadata, Recording, Sample, Step
 from kcap.schemas.results.coverage import StepCoverage
 from kcap.schemas.results.measurement import Measurement, ProgramCall, ProgramMeasurement
 from kcap.system.worker_process import Environment, Worker
@@ -217,7 +217,7 @@ def open_replayer(
         "threads": None,
         "cache": "serving",
         "kernels": True,
-        "dummy_weights": recording.metadata.engine_arguments.get("load_format") == "dummy",
+        "dummy_weights": loaded_dummy_weights(recording.metadata),
     }
     with ExitStack() as stack:
         try:
@@ -227,6 +227,12 @@ def open_replayer(
         if not worker.environment["device"].startswith("cuda"):
             raise CallError("--compare-engine compares GPU time, and this Recording is of a CPU")
         yield GpuReplayer(recording, worker, seconds, timeout)
+
+
+def loaded_dummy_weights(metadata: Metadata) -> bool:
+    """Whether the engine drew its weights as they are stored: what it quantizes itself it draws in wider floats."""
+    arguments = metadata.engine_arguments
+    return str(arguments.get("load_format")).lower() == "dummy" and not arguments.get("quantization")
 
 
 AnswerKey = tuple[int, int | None, StepKind | None]  # a Call, its Sample, and the kind of step where that decides

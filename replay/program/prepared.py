@@ -27,7 +27,7 @@ from kcap.replay.calls.runner import (
 from kcap.replay.jobs import SEED
 from kcap.replay.rebuild import memory
 from kcap.replay.rebuild.memory import BUFFER_ALIGN, Target, buffer_sizes, mapped_storages, storage_key
-from kcap.replay.rebuild.persistent import persistent_storages
+from kcap.replay.rebuild.persistent import DUMMY_DEVIATION, fp8_parameters, persistent_storages
 from kcap.replay.rebuild.rebuild import Rebuilder, ResolvedCall
 from kcap.replay.roofline.cost import cost_of_call
 from kcap.replay.timing.rotation import cold_sets
@@ -127,7 +127,8 @@ class PreparedCalls:
         part.slots = self.activations.slots(resolved.bound, self.target, part.persistent)
         buffers = {key: self.activations.buffer(slot) for key, slot in part.slots.items()}
         part.sets = [self.rebuilder.build(resolved, buffers)]
-        scale_weights(resolved.bound, self.target, part.sets[0].buffers, part.persistent)
+        dummies = fp8_parameters(resolved.bound, self.target) if self.rebuilder.dummy_weights else frozenset()
+        scale_weights(resolved.bound, self.target, part.sets[0].buffers, part.persistent, dummies)
 
     def _guarded(self, part: PreparedCall, work: Callable[[], None]) -> None:
         try:
@@ -225,12 +226,17 @@ SCALE_NAME = re.compile(r"scale|zero")
 
 
 def scale_weights(
-    bound: BoundCall, target: Target, buffers: Mapping[StorageKey, torch.Tensor], parameters: Collection[StorageKey]
+    bound: BoundCall,
+    target: Target,
+    buffers: Mapping[StorageKey, torch.Tensor],
+    parameters: Collection[StorageKey],
+    dummies: Collection[StorageKey] = (),
 ) -> None:
     """Scale weights so that their product with standard normal numbers has about the same magnitude.
 
     Else numbers overflow after some layers, and kernels are faster on nan or slower on inf. The factor is a power of
     two, which leaves the mantissas, on which a product's power draw depends. Of a quantized weight its scales take it.
+    `dummies`: those of `parameters` that were drawn as dummy weights.
     """
     quantized = [spec for _, spec in bound.tensors() if spec.dtype in QUANTIZED_DTYPES and len(spec.shape) in (2, 3)]
     weights = [spec for spec in quantized if storage_key(spec, target) in parameters]
@@ -238,12 +244,13 @@ def scale_weights(
         if key in parameters:
             scaled = [weight for weight in weights if weight.numel > spec.numel] if is_scale(bound, spec) else []
             weight = max(scaled, key=lambda one: one.numel, default=spec)
-            buffers[key].view(torch_dtype(spec.dtype, Skip)).mul_(2.0 ** -growth(weight))
+            dummy = storage_key(weight, target) in dummies
+            buffers[key].view(torch_dtype(spec.dtype, Skip)).mul_(2.0 ** -growth(weight, dummy))
 
 
-def growth(weight: TensorSpec) -> int:
+def growth(weight: TensorSpec, dummy: bool) -> int:
     """The power of two by which its products with standard normal numbers are larger than these."""
-    codes, deviation = QUANTIZED_DTYPES.get(weight.dtype, (1, 1.0))
+    codes, deviation = (1, DUMMY_DEVIATION) if dummy else QUANTIZED_DTYPES.get(weight.dtype, (1, 1.0))
     rows, columns = weight.shape[-2:]
     return round(math.log2(rows * columns * codes) / 4 + math.log2(deviation))
 

@@ -5,9 +5,9 @@ them once, from memory: the other layers have evicted them from the L2. Activati
 them: one kernel leaves them there for the next. A Recording has no addresses, so these rules go by names and shapes, in
 this order:
 
-1. A name that says so in all libraries: `weight`, `bias`, `w13`, `mat2`, `key_cache`, and `b` beside an `a`, with its
-   scales and zeros (`b_scales`); but not `topk_weights`, which a router computed by its own `router_weight`. `matmul`
-   calls it `other`: a matrix is a parameter, a stack of matrices is not.
+1. A name that says so in all libraries: `weight`, `bias`, `w13`, `mat2`, `key_cache`, and `b` beside an `a` (`mat_b`
+   beside a `mat_a`), with its scales and zeros (`b_scales`); but not `topk_weights`, which a router computed by its own
+   `router_weight`. `matmul` calls it `other`: a matrix is a parameter, a stack of matrices is not.
 2. `k`, `v` and `kv` are caches beside a table of pages; otherwise they are activations.
 3. A kernel of inductor's has no names: floats that it does not write, with other rows than what it writes (`[4096]`
    beside `[64, 4096]`, but not `[2, 32, 4096]`), are parameters.
@@ -37,8 +37,9 @@ STORED_WORDS = rf"q?weights?|bias|gamma|w\d*|mat2|{CACHE_WORDS}"
 STORED_SUFFIX = r"(_(scales?|scale_inv|zeros?|zero_points?|zp|bias|sf|global_scale))?"
 STORED_NAME = re.compile(rf"(.*_)?({STORED_WORDS}){STORED_SUFFIX}")
 CACHE_NAME = re.compile(rf"(.*_)?({CACHE_WORDS}){STORED_SUFFIX}")
+FIRST_FACTORS = frozenset({"a", "arg_a", "mat_a"})
 SECOND_FACTOR = re.compile(  # of a product a @ b
-    rf"(arg_|.*scales?_)?b{STORED_SUFFIX}|b_(q_weight|meta)|group_(scales|zeros)"
+    rf"(arg_|mat_|.*scales?_)?b{STORED_SUFFIX}|b_(q_weight|meta)|group_(scales|zeros)"
 )
 ADAPTER_NAME = "lora"  # vLLM's `lora_ptr`; its tables of indices end with the word, too
 ROUTER_NAME = re.compile(r"top_?k|rout(?!er_weight$)|expert_weights")
@@ -52,7 +53,7 @@ def persistent_storages(bound: BoundCall, target: Target) -> frozenset[StorageKe
     """The storages of `bound` that hold parameters or caches."""
     names = {plain_name(argument.name) for argument in bound.args}
     paged = any(PAGE_TABLE_NAME.fullmatch(name) for name in names)
-    product = "a" in names or "arg_a" in names
+    product = bool(names & FIRST_FACTORS)
     written = rows_written(bound)
     persistent: set[StorageKey] = set()
     for path, spec in bound.tensors():
@@ -116,24 +117,29 @@ def row_counts(spec: TensorSpec) -> set[int]:
     return {math.prod(spec.shape[:end]) for end in range(1, len(spec.shape))}
 
 
-EIGHT_BIT_FLOATS = frozenset({"float8_e4m3fn", "float8_e5m2"})
+FP8_DTYPES = frozenset({"float8_e4m3fn", "float8_e5m2"})
 DUMMY_LIMIT = 1e-3  # vLLM's and SGLang's `initialize_dummy_weights` draw uniformly between it and its negative
+DUMMY_DEVIATION = 3e-4  # of e4m3 and of what is drawn so: all but 2 in 100 are rounded to zero
 
 
 def draw_dummy_weights(bound: BoundCall, target: Target, buffers: Mapping[StorageKey, torch.Tensor]) -> None:
-    """Draw the parameters of eight-bit floats as engines draw dummy ones, on which products take less power.
+    """Draw parameters of FP8 as engines draw those of a checkpoint of FP8 that they do not load.
 
-    Numbers that small are zero in e4m3, but for 2 in 100. In wider floats their mantissas are as random as others.
+    Products take less power on them. Of wider floats the mantissas are as random as others.
     """
-    specs = {storage_key(spec, target): (spec, bound.holder(path)) for path, spec in bound.tensors()}
-    for key in persistent_storages(bound, target):
-        spec, argument = specs[key]
-        if spec.dtype in EIGHT_BIT_FLOATS and not is_cache_name(plain_name(argument.name)):
-            cells = buffers[key].view(torch_dtype(spec.dtype, Skip))
-            block = torch.empty(min(RANDOM_BLOCK, len(cells)), device=cells.device, dtype=torch.float16)
-            fill_repeating(cells, block.uniform_(-DUMMY_LIMIT, DUMMY_LIMIT).to(cells.dtype))
+    dtypes = {storage_key(spec, target): spec.dtype for _, spec in bound.tensors()}
+    for key in fp8_parameters(bound, target):
+        cells = buffers[key].view(torch_dtype(dtypes[key], Skip))
+        block = torch.empty(min(RANDOM_BLOCK, len(cells)), device=cells.device, dtype=torch.float16)
+        fill_repeating(cells, block.uniform_(-DUMMY_LIMIT, DUMMY_LIMIT).to(cells.dtype))
 
 
-def is_cache_name(name: str) -> bool:
-    """Whether a stored argument of this name is a cache."""
-    return name in PAGED_NAMES or bool(CACHE_NAME.fullmatch(name))
+def fp8_parameters(bound: BoundCall, target: Target) -> frozenset[StorageKey]:
+    """The storages of `bound` that hold parameters of FP8 and nothing else, as far as names tell them from caches."""
+    others: set[StorageKey] = set()
+    for path, spec in bound.tensors():
+        name = plain_name(bound.holder(path).name)
+        cache = name in PAGED_NAMES or CACHE_NAME.fullmatch(name) or INDUCTOR_POINTER.fullmatch(name)
+        if cache or spec.dtype not in FP8_DTYPES:
+            others.add(storage_key(spec, target))
+    return persistent_storages(bound, target) - others

@@ -63,7 +63,7 @@ class Rebuilder:
     """Rebuilds Calls on one device. `home`: the type of device that they were recorded on.
 
     `root`: the Recording, if they are of one. `trust`: its kernel sources may run, whoever made it. `collective`:
-    resolves those of a worker that has peers. `dummy_weights`: those of the engine were, and are drawn alike.
+    resolves those of a worker that has peers. `dummy_weights`: parameters of FP8 are drawn as engines draw dummy ones.
     """
 
     def __init__(

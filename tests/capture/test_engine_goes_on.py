@@ -190,8 +190,8 @@ def test_a_failure_that_a_full_disk_kept_from_the_notes_is_in_the_shard(
         window.failed(error) if tap == "window" else window.tap_failed(tap, error)
     window.close()
     metadata = fold_session(session, tmp_path / "out").metadata
-    told = "RuntimeError: CUDA error: an illegal memory access"  # and not what torch advises below it
-    assert [(t.name, t.detail) for t in metadata.taps if t.status == "failed"] == [(tap, told)]
+    detail = "RuntimeError: CUDA error: an illegal memory access For debugging consider passing …"
+    assert [(t.name, t.detail) for t in metadata.taps if t.status == "failed"] == [(tap, detail)]
     assert not metadata.complete
 
 

@@ -286,6 +286,7 @@ def test_only_a_program_of_the_users_own_has_time_to_end(
         ("args: {'hf_token': 'hf_abcdefghijklmnop'}\n", "args: {'hf_token': REDACTED}"),
         ("x" * 9000, "x" * progress.TAIL),
         ("one\n/a/b.py:7: SyntaxWarning: odd\n  code = '\\.'\n", "/a/b.py:7: SyntaxWarning: odd"),
+        ("(Worker pid=3) /a b.py:7: UserWarning: odd\n(Worker pid=3)   code\n", "/a b.py:7: UserWarning: odd"),
         ("INFO: one\n  two\n", "two"),
     ],
 )

@@ -14,12 +14,14 @@ import torch
 from handmade import call, request_for, tensor
 
 from kcap.errors import CallError
+from kcap.replay.calls.runner import DUMMY_NOTE
 from kcap.replay.group.workers import GroupedWorker
 from kcap.replay.jobs import REPLAY_WORKER, ReplaySession
 from kcap.replay.timing.clock import MAX_LOOP_IN_PLACE, time_host
 from kcap.replay.timing.rotation import InputSnapshot
 from kcap.replay.timing.sampling import Budget, Timing
 from kcap.schemas.derive.bound_call import Inputs
+from kcap.schemas.recording.values import TensorSpec, TorchConstant
 from kcap.system.worker_process import Worker
 
 MM = call("aten::mm", tensor(8, 8), tensor(8, 8, storage=1))
@@ -130,3 +132,20 @@ def test_what_may_not_run_is_skipped_with_its_reason(worker: Worker, operator: s
     answer = worker.run(request_for(call(operator, "/etc/passwd")), 60)
     assert answer["status"] == "skipped"
     assert answer["reason"]
+
+
+def test_a_time_on_dummy_weights_says_so() -> None:
+    fp8 = call(
+        "aten::_scaled_mm",
+        tensor(16, 32, dtype="float8_e4m3fn"),
+        TensorSpec((32, 16), "float8_e4m3fn", strides=(1, 32), storage=1),
+        tensor(storage=2),
+        tensor(storage=3),
+        None,
+        None,
+        TorchConstant("dtype", "bfloat16"),
+    )
+    with GroupedWorker({**SESSION, "dummy_weights": True}, REPLAY_WORKER) as worker:
+        answers = [worker.run(request_for(one), 60) for one in (fp8, MM)]
+    assert [answer["status"] for answer in answers] == ["ok", "ok"], answers
+    assert [DUMMY_NOTE in answer["notes"] for answer in answers] == [True, False]

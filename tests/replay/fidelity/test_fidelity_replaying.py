@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,6 +13,7 @@ from handmade import call, tensor
 from profiled import kernel, step
 
 from kcap.errors import CallError
+from kcap.replay.fidelity import replaying
 from kcap.replay.fidelity.compare import ReplayedCall
 from kcap.replay.fidelity.engine import KindSteps, profiled_kinds
 from kcap.replay.fidelity.replaying import (
@@ -21,7 +24,7 @@ from kcap.replay.fidelity.replaying import (
     open_replayer,
     replay_kinds,
 )
-from kcap.replay.jobs import REPLAY_WORKER
+from kcap.replay.jobs import REPLAY_WORKER, ReplaySession
 from kcap.replay.program.run import MIN_TIMEOUT_S
 from kcap.schemas.recording.recording import Metadata, Program, Recording, Sample, load, write_recording
 from kcap.schemas.recording.records import Argument
@@ -139,3 +142,30 @@ def test_a_collective_of_another_rank_is_replayed_in_the_program_of_one() -> Non
 def test_a_recording_of_a_cpu_is_refused(recording: Recording) -> None:
     with pytest.raises(CallError, match="of a CPU"), open_replayer(recording, None, 0.001, 60, trust=False):
         pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dummy"),
+    [
+        ({"load_format": "dummy"}, True),
+        ({"load_format": "DUMMY"}, True),
+        ({"load_format": "auto"}, False),
+        ({"load_format": "dummy", "quantization": "fp8"}, False),
+        ({}, False),
+    ],
+)
+def test_the_worker_is_told_of_dummy_weights(
+    arguments: dict[str, str], dummy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of those that the engine itself quantizes: they are drawn in wider floats."""
+    sessions: list[ReplaySession] = []
+
+    @contextmanager
+    def worker(session: ReplaySession, module: str) -> Iterator[SimpleNamespace]:
+        sessions.append(session)
+        yield SimpleNamespace(environment={"device": "cuda:0"})
+
+    monkeypatch.setattr(replaying, "GroupedWorker", worker)
+    write_recording(tmp_path / "rec.kcap", Metadata(engine_arguments=arguments), [MM], [Program(id=0, calls=[0])])
+    with open_replayer(load(tmp_path / "rec.kcap"), None, 0.001, 60, trust=False):
+        assert [session["dummy_weights"] for session in sessions] == [dummy]

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from io import BytesIO
+
 import pytest
 import torch
 from handmade import tensor
 
+from kcap.replay.calls.runner import TimingOptions
 from kcap.replay.rebuild.memory import Target
-from kcap.replay.rebuild.persistent import draw_dummy_weights, is_persistent_name, persistent_storages
+from kcap.replay.rebuild.persistent import (
+    DUMMY_DEVIATION,
+    draw_dummy_weights,
+    fp8_parameters,
+    is_persistent_name,
+    persistent_storages,
+)
+from kcap.replay.worker import OpenSession
 from kcap.schemas.derive.bound_call import bind_call, fill_random
 from kcap.schemas.recording.recording import Argument, Call
 
@@ -32,6 +42,7 @@ CASES = {
     "rotary": (("positions", (M,)), ("query", (M, 8)), ("key", (M, 8)), ("cos_sin_cache", (99, 8))),
     "silu_and_mul": (("out", (M, 8)), ("input", (M, 16))),
     "scaled_mm": (("out", (M, 6)), ("a", (M, 8)), ("b", (8, 6)), ("a_scales", (M, 1)), ("b_scales", (1, 6))),
+    "sgl scaled_mm": (("mat_a", (M, 8)), ("mat_b", (8, 6)), ("scales_a", (M, 1)), ("scales_b", (1, 6))),
     "marlin": (("a", (M, 8)), ("b_q_weight", (8, 6)), ("b_scales", (1, 6)), ("b_zeros", (1, 6)), ("workspace", (4,))),
     "paged attention": (
         ("q", (M, 8, 2)),
@@ -71,6 +82,7 @@ KEPT = {
     "mm": {1},
     "rms_norm": {2},
     "scaled_mm": {2, 4},
+    "sgl scaled_mm": {1, 3},
     "marlin": {1, 2, 3},
     "paged attention": {1, 2},
     "cache update": {2, 3},
@@ -165,29 +177,65 @@ def test_the_names_of_flashinfer_benchs_definitions_are_known(name: str) -> None
     assert is_persistent_name(name)
 
 
-def test_dummy_weights_of_eight_bits_are_nearly_all_zero() -> None:
+FP8 = {
+    "a": "float8_e4m3fn",
+    "b": "float8_e4m3fn",
+    "b_scales": "float32",
+    "key_cache": "float8_e4m3fn",
+    "weight": "bfloat16",
+    "w13": "float8_e5m2",
+}
+
+
+def test_dummy_weights_of_fp8_are_nearly_all_zero() -> None:
     """And no others: neither activations, nor caches, nor scales, nor wider weights."""
-    given = {
-        "a": "float8_e4m3fn",
-        "b": "float8_e4m3fn",
-        "b_scales": "float32",
-        "key_cache": "float8_e4m3fn",
-        "weight": "bfloat16",
-        "w13": "float8_e5m2",
-    }
     args = [
         Argument(name=name, value=tensor(128, 256, dtype=dtype, storage=number))
-        for number, (name, dtype) in enumerate(given.items())
+        for number, (name, dtype) in enumerate(FP8.items())
     ]
     bound = bind_call(Call(id=0, operator="x::y", args=args), None, None, lambda _: None)
-    dtypes = {("cpu", number): dtype for number, dtype in enumerate(given.values())}
-    buffers = {key: torch.empty(128 * 256 * 4, dtype=torch.uint8) for key in dtypes}
-    for key, dtype in dtypes.items():
-        fill_random(buffers[key], dtype)
+    buffers = {("cpu", number): torch.empty(128 * 256 * 4, dtype=torch.uint8) for number in range(len(FP8))}
+    for buffer, dtype in zip(buffers.values(), FP8.values(), strict=True):
+        fill_random(buffer, dtype)
     draw_dummy_weights(bound, CPU, buffers)
     drawn = {
-        name: buffers["cpu", n].view(getattr(torch, dtype)).float() for n, (name, dtype) in enumerate(given.items())
+        name: buffer.view(getattr(torch, dtype)).float()
+        for (name, dtype), buffer in zip(FP8.items(), buffers.values(), strict=True)
     }
-    small = {name for name, values in drawn.items() if values.abs().max() < 0.002}
-    assert small == {"b", "w13"}
+    assert {name for name, values in drawn.items() if values.abs().max() < 0.002} == {"b", "w13"}
     assert 0.01 < (drawn["b"] != 0).float().mean() < 0.04 and (drawn["w13"] != 0).float().mean() > 0.9
+    assert drawn["b"].std() == pytest.approx(DUMMY_DEVIATION, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "beside", [("table", "int32"), ("pool", "bfloat16"), ("key_cache", "float8_e4m3fn"), ("weight_scale", "float32")]
+)
+@pytest.mark.parametrize("first", [False, True])
+def test_a_storage_that_holds_anything_else_is_left(beside: tuple[str, str], first: bool) -> None:
+    named = [("weight", "float8_e4m3fn"), beside]
+    args = [Argument(name=name, value=tensor(8, 8, dtype=dtype)) for name, dtype in (named[::-1] if first else named)]
+    bound = bind_call(Call(id=0, operator="x::y", args=args), None, None, lambda _: None)
+    assert fp8_parameters(bound, CPU) == frozenset()
+
+
+def test_what_inductor_reads_may_be_a_cache() -> None:
+    args = [
+        Argument(name="in_ptr0", value=tensor(4096, 16, dtype="float8_e4m3fn")),
+        Argument(name="out_ptr0", value=tensor(M, 8, storage=1), written=True),
+    ]
+    bound = bind_call(Call(id=0, operator="triton::embedding.0", args=args), None, None, lambda _: None)
+    assert persistent_storages(bound, CPU) and not fp8_parameters(bound, CPU)
+
+
+@pytest.mark.parametrize("dummy", [False, True])
+def test_a_call_is_rebuilt_with_dummy_weights_where_the_engine_had_them(dummy: bool) -> None:
+    args = [
+        Argument(name="self", value=tensor(16, 32, dtype="float8_e4m3fn")),
+        Argument(name="mat2", value=tensor(32, 16, dtype="float8_e4m3fn", storage=1)),
+        Argument(name="scale_a", value=tensor(storage=2)),
+        Argument(name="scale_b", value=tensor(storage=3)),
+    ]
+    rebuilder = OpenSession(BytesIO(), "cpu", "cpu", None, False, TimingOptions(), dummy_weights=dummy).rebuilder()
+    inputs = rebuilder.build(rebuilder.resolve(Call(id=0, operator="aten::_scaled_mm", args=args), None))
+    assert inputs.args[0].float().abs().max() > 1
+    assert (inputs.args[1].float().abs().max() < 0.002) == dummy
