@@ -60,7 +60,7 @@ def drawn_on_the_cpu(dtype, count, shape, pool, spread, stream, first):
     return place
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=40)
 @given(st.sampled_from([*FLOATS]), SHAPES, STREAMS, NUMBERS)
 def test_floats_are_those_of_the_cpu(device_draws, device, dtype, shape, stream, first):
     pool, spread = torch.randn(64, 128 // dtype.itemsize), (1.0, 1.0, 0.7)
