@@ -25,12 +25,12 @@ TAIL = 4096  # bytes at the end of a log that its last line is looked for in
 SPINNER = 2  # columns
 LONGEST = 160  # characters of a line where no terminal says how wide it is
 TERMINAL_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
-PROCESS = r"(?:\([^()]*pid=\d+\) ?)*"
+PROCESS = r"\([^()]*pid=\d+\)"
 WARNED_SOURCE = re.compile(  # Python shows a warning's line of code below it
-    rf"(?m)^({PROCESS}/.*:\d+: \w*Warning: .*\n){PROCESS}  .*$"
+    rf"(?m)^((?:{PROCESS} ?)*/.*:\d+: \w*Warning: .*\n)(?:{PROCESS} ?)*  .*$"
 )
 LOG_HEAD = re.compile(  # as vLLM and SGLang write it: processes, level, time, place
-    r"(?:\([^()]*pid=\d+\) *)*(?:(?:DEBUG|INFO|WARNING|ERROR) +[\d:. -]+(?:\[[^\]]*\] *)?|\[\d{4}-[^\]]*\] *)?"
+    rf"(?:{PROCESS} *)*(?:(?:DEBUG|INFO|WARNING|ERROR) +[\d:. -]+(?:\[[^\]]*\] *)?|\[\d{{4}}-[^\]]*\] *)?"
 )
 
 
