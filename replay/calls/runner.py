@@ -19,7 +19,7 @@ from kcap.replay.jobs import SEED, ReplaySession
 from kcap.replay.rebuild import memory
 from kcap.replay.rebuild.memory import Target
 from kcap.replay.rebuild.operators import Operator
-from kcap.replay.rebuild.persistent import fp8_parameters, persistent_storages
+from kcap.replay.rebuild.persistent import persistent_storages
 from kcap.replay.rebuild.rebuild import Rebuilder, ResolvedCall
 from kcap.replay.roofline.cost import cost_of_call, least_work
 from kcap.replay.roofline.fused import cost_of_fused
@@ -37,8 +37,8 @@ from kcap.schemas.results.measurement import DROPPED, SLOWED, Cache, Clocks
 # The process can run nothing more on the GPU after an error with one of these phrases
 POISONING_PHRASES = ("CUDA error", "device-side assert", "outside graph capture")
 NO_KERNEL = ("not implemented for", "is not implemented", "Could not run", "not supported on CPU", "not compiled with")
-DUMMY_NOTE = "its weights of FP8 are drawn as the engine's dummy ones, nearly all zero"
 NO_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+DUMMY_NOTE = "its weights of FP8 are drawn as the engine's dummy ones, nearly all zero"
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Runner:
         operator = resolved.operator
         restored = restored_storages(operator, resolved.bound, resolved.rule, self.target)
         timing = time_call(device, operator.call, inputs, rotation, restored, seconds, options.kernel_durations)
-        dummies = self.rebuilder.dummy_weights and fp8_parameters(resolved.bound, self.target)
-        timing = replace(timing, notes=[*timing.notes, *operator.notes, *([DUMMY_NOTE] if dummies else [])])
+        notes = [*timing.notes, *operator.notes, *([DUMMY_NOTE] if resolved.dummies else [])]
+        timing = replace(timing, notes=notes)
         fields = timing_fields(timing, resolved.input_bytes, touched, device, clocks)
         if cost is None and call.launch is not None and self.rebuilder.recording is not None:
             fused = cost_of_fused(call, self.rebuilder.recording)

@@ -27,7 +27,7 @@ from kcap.replay.calls.runner import (
 from kcap.replay.jobs import SEED
 from kcap.replay.rebuild import memory
 from kcap.replay.rebuild.memory import BUFFER_ALIGN, Target, buffer_sizes, mapped_storages, storage_key
-from kcap.replay.rebuild.persistent import DUMMY_DEVIATION, fp8_parameters, persistent_storages
+from kcap.replay.rebuild.persistent import DUMMY_DEVIATION, persistent_storages
 from kcap.replay.rebuild.rebuild import Rebuilder, ResolvedCall
 from kcap.replay.roofline.cost import cost_of_call
 from kcap.replay.timing.rotation import cold_sets
@@ -127,8 +127,7 @@ class PreparedCalls:
         part.slots = self.activations.slots(resolved.bound, self.target, part.persistent)
         buffers = {key: self.activations.buffer(slot) for key, slot in part.slots.items()}
         part.sets = [self.rebuilder.build(resolved, buffers)]
-        dummies = fp8_parameters(resolved.bound, self.target) if self.rebuilder.dummy_weights else frozenset()
-        scale_weights(resolved.bound, self.target, part.sets[0].buffers, part.persistent, dummies)
+        scale_weights(resolved.bound, self.target, part.sets[0].buffers, part.persistent, resolved.dummies)
 
     def _guarded(self, part: PreparedCall, work: Callable[[], None]) -> None:
         try:

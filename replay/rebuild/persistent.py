@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -122,13 +122,18 @@ DUMMY_LIMIT = 1e-3  # vLLM's and SGLang's `initialize_dummy_weights` draw unifor
 DUMMY_DEVIATION = 3e-4  # of e4m3 and of what is drawn so: all but 2 in 100 are rounded to zero
 
 
-def draw_dummy_weights(bound: BoundCall, target: Target, buffers: Mapping[StorageKey, torch.Tensor]) -> None:
-    """Draw parameters of FP8 as engines draw those of a checkpoint of FP8 that they do not load.
+def draw_dummy_weights(
+    bound: BoundCall,
+    target: Target,
+    buffers: Mapping[StorageKey, torch.Tensor],
+    parameters: Collection[StorageKey],
+) -> None:
+    """Draw `parameters`, of FP8, as engines draw those of a checkpoint of FP8 that they do not load.
 
     Products take less power on them. Of wider floats the mantissas are as random as others.
     """
     dtypes = {storage_key(spec, target): spec.dtype for _, spec in bound.tensors()}
-    for key in fp8_parameters(bound, target):
+    for key in parameters:
         cells = buffers[key].view(torch_dtype(dtypes[key], Skip))
         block = torch.empty(min(RANDOM_BLOCK, len(cells)), device=cells.device, dtype=torch.float16)
         fill_repeating(cells, block.uniform_(-DUMMY_LIMIT, DUMMY_LIMIT).to(cells.dtype))

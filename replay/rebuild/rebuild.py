@@ -29,7 +29,7 @@ from kcap.replay.rebuild.memory import (
     mapped_storages,
 )
 from kcap.replay.rebuild.operators import Operator, resolve_operator
-from kcap.replay.rebuild.persistent import draw_dummy_weights
+from kcap.replay.rebuild.persistent import draw_dummy_weights, fp8_parameters
 from kcap.schemas.derive import bound_call, families
 from kcap.schemas.derive.bound_call import RANDOM_BLOCK, BoundCall, Inputs, Skip, bind_call, fill_repeating
 from kcap.schemas.derive.invocation import torch_dtype
@@ -41,7 +41,8 @@ from kcap.schemas.recording.values import Group, Opaque, TensorSpec
 class ResolvedCall:
     """An invocation whose every value is known; nothing is allocated yet.
 
-    `rebuilt_args`: arguments that the rule makes from the others. `input_bytes`: of one set of inputs.
+    `rebuilt_args`: arguments that the rule makes from the others. `input_bytes`: of one set of inputs. `dummies`:
+    storages that are drawn as an engine's dummy weights.
     """
 
     operator: Operator
@@ -49,6 +50,7 @@ class ResolvedCall:
     bound: BoundCall
     rebuilt_args: list[str]
     input_bytes: int
+    dummies: frozenset[bound_call.StorageKey] = frozenset()
 
     @property
     def touched(self) -> int:
@@ -100,15 +102,15 @@ class Rebuilder:
         input_bytes = memory.check_free(
             sizes, mapped_storages(bound, self.target), rule.extra_bytes(bound), self.target.device
         )
-        return ResolvedCall(operator, rule, bound, rebuilt_args, input_bytes)
+        dummies = fp8_parameters(bound, self.target) if self.dummy_weights else frozenset()
+        return ResolvedCall(operator, rule, bound, rebuilt_args, input_bytes, dummies)
 
     def build(
         self, resolved: ResolvedCall, buffers: Mapping[bound_call.StorageKey, torch.Tensor] = NO_BUFFERS
     ) -> Inputs:
         """One set of arguments, some of its storages in `buffers`; torch's default generators draw the numbers."""
         inputs = build_inputs(resolved.bound, self.target, buffers)
-        if self.dummy_weights:
-            draw_dummy_weights(resolved.bound, self.target, inputs.buffers)
+        draw_dummy_weights(resolved.bound, self.target, inputs.buffers, resolved.dummies)
         return set_rebuilt_arguments(resolved, inputs)
 
     def clone(

@@ -197,7 +197,7 @@ def test_dummy_weights_of_fp8_are_nearly_all_zero() -> None:
     buffers = {("cpu", number): torch.empty(128 * 256 * 4, dtype=torch.uint8) for number in range(len(FP8))}
     for buffer, dtype in zip(buffers.values(), FP8.values(), strict=True):
         fill_random(buffer, dtype)
-    draw_dummy_weights(bound, CPU, buffers)
+    draw_dummy_weights(bound, CPU, buffers, fp8_parameters(bound, CPU))
     drawn = {
         name: buffer.view(getattr(torch, dtype)).float()
         for (name, dtype), buffer in zip(FP8.items(), buffers.values(), strict=True)

@@ -34,7 +34,6 @@ def run({inputs}):
 LISTED = "row[start : start + length]"
 MAPPED = f"torch.where({LISTED} < 0, -1, mapping[{LISTED}.clamp(min=0).long()])"
 TABLE = ("max_num_reqs", "max_context")
-SIZES = ("batch_size", "len_indptr", "num_kv_indices")
 
 
 @family("slot_list", "triton::create_flashinfer_kv_indices_triton")
@@ -66,7 +65,8 @@ def slot_list(call: Invocation) -> KernelInstance:
     return KernelInstance(
         name=f"slot_list{'' if first is None else '_from'}{'' if mapping is None else '_mapped'}",
         op_type="slot_list",
-        axes=dict.fromkeys((*TABLE, *(["num_slots"] if mapping is not None else []), *SIZES)),
+        axes=dict.fromkeys((*TABLE, "batch_size", "len_indptr", "num_kv_indices"))
+        | ({} if mapping is None else {"num_slots": None}),
         inputs=inputs,
         outputs={"slots_out": lazy_arg(slots.dtype, ("num_kv_indices",), lambda: slots)},
         reference=LIST.format(
