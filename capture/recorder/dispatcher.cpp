@@ -1,27 +1,16 @@
 // The native recorder: a RecordFunction observer that interns every call an engine makes and counts it.
 //
-// Built once per torch version and compiler against ATen's headers alone (no Python ABI), called through ctypes.
+// Built once per torch version and compiler against ATen's headers alone, called through ctypes.
 // Compile with -DNDEBUG: without it RecordFunction's layout differs from the wheel's.
 // Inside a callback nothing is dispatched, no lock is held while a tensor is looked at, and nothing throws.
 #include <pthread.h>
 
-#include "native/external.h"
 #include "native/programs.h"
+#include "native/python.h"
 
 namespace kcap {
 
 void forget_in_child() { if (g) { g->open = false; g->closed = true; } }
-
-template <class F>
-int guarded(F&& body) {
-  try {
-    body();
-    return 0;
-  } catch (const std::exception& error) {
-    if (g) { failed(error.what()); g->error = error.what(); }
-    return 1;
-  }
-}
 
 // The words of `text`, which blanks separate.
 template <class F>
@@ -204,37 +193,25 @@ int64_t kcap_text(const char* text) {
   return number;
 }
 
-// Whether a call that this thread makes now may be recorded.
-int kcap_may_record(int detail) {
-  auto& t = this_thread();
-  return !(t.aten_depth > 0 || t.busy || !kcap::listening(t) || (detail && kcap::in_library(t)));
+int kcap_may_record(int detail) { return kcap::may_record(detail != 0); }
+
+// A call by a tap in C++, as record_call; 1 when it was recorded.
+int kcap_call(int64_t op, int64_t launch, int count, const uint8_t* kinds, const int64_t* words, int enter, int detail) {
+  if (!kcap::may_record(detail != 0)) return 0;
+  std::vector<kcap::IValue> inputs;
+  if (kcap::guarded([&] { inputs = kcap::unpacked(count, kinds, words); })) return 0;
+  return kcap::record_call(op, launch, inputs, enter != 0, detail != 0);
 }
 
-// One call. `launch` -1: none. `enter`: others may run in it until kcap_leave. `detail`: not inside a library's call,
-// and alone in an operator that stays a kernel.
-// 1 when it was recorded.
-int kcap_call(int64_t op, int64_t launch, int count, const uint8_t* kinds, const int64_t* words, int enter, int detail) {
-  if (!kcap_may_record(detail)) return 0;
-  auto& t = this_thread();
-  t.busy = true;
-  std::unique_ptr<kcap::Frame> frame;
-  kcap::guarded([&] {
-    const auto [called, launched] = kcap::numbered(op, launch);
-    frame = kcap::begin_from_python(t, called, launched, count, kinds, words, detail != 0);
-    if (!frame) return;
-    frame->from_python = enter != 0;
-    frame->library = enter && !called->region;
-    if (enter) return;
-    kcap::ended(t, *frame);
-    if (t.capture && !t.capture->nodes.empty()) t.capture->nodes.back().end++;  // the launch to come
-  });
-  t.busy = false;
-  return enter ? frame.release() != nullptr : frame != nullptr;
+// The function by which Python tells of a call; `self` as kcap::Values has it.
+PyObject* kcap_python_call(PyObject* self) {
+  static PyMethodDef method{"call", reinterpret_cast<void*>(kcap::call_from_python), kcap::kFastCall, nullptr};
+  return PyCFunction_NewEx(&method, self, nullptr);
 }
 
 void kcap_leave() {
   auto& t = this_thread();
-  if (t.top && t.top->from_python) kcap::guarded([&] { kcap::ended(t, *t.top); });
+  if (t.top && t.top->from_outside) kcap::guarded([&] { kcap::ended(t, *t.top); });
 }
 
 // 1: what this thread calls is not recorded until as many -1 came.

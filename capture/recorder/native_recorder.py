@@ -1,4 +1,4 @@
-"""The native recorder: built at its first use; calls from Python are packed for it, a kind and a word a value."""
+"""The native recorder: built at its first use; what it does not read from Python's objects itself is packed for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ctypes
 import struct
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,10 @@ class NativeRecorder:
         self._lib.kcap_step_end.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p]
         self._lib.kcap_fail_after.argtypes = [ctypes.c_int64]
         _declare(self._quick)
-        self._pack = Packer(lambda text: int(self._quick.kcap_text(text)))
+        packer = Packer(lambda text: int(self._quick.kcap_text(text)))
+        self.call: Callable[[int, int, Sequence[Any], bool, bool], bool] = self._quick.kcap_python_call(
+            (torch.Tensor, "_cdata", packer)
+        )
         names = (ctypes.c_char_p * len(NAME_GROUPS))(*(" ".join(sorted(group)).encode() for group in NAME_GROUPS))
         if self._lib.kcap_open(str(stem).encode(), names, int(keep_tokens)):
             reason = self.error
@@ -81,9 +83,6 @@ class NativeRecorder:
 
     def may_record(self, detail: bool) -> bool:
         return bool(self._quick.kcap_may_record(detail))
-
-    def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
-        return bool(self._quick.kcap_call(operator, launch, len(values), *self._pack(values), enter, detail))
 
     def leave(self) -> None:
         self._quick.kcap_leave()
@@ -145,7 +144,8 @@ def _declare(lib: ctypes.PyDLL) -> None:
     lib.kcap_launch.argtypes = [text]
     lib.kcap_text.argtypes = [text]
     lib.kcap_operator.argtypes = [text, text, small, small]
-    lib.kcap_call.argtypes = [number, number, small, text, ctypes.c_void_p, small, small]
+    lib.kcap_python_call.argtypes = [ctypes.py_object]
+    lib.kcap_python_call.restype = ctypes.py_object
     lib.kcap_graph_begin.argtypes = [small, ctypes.c_void_p]
     lib.kcap_graph_end.argtypes = [text, number]
     lib.kcap_graph_launching.argtypes = [number]
@@ -155,12 +155,6 @@ def _declare(lib: ctypes.PyDLL) -> None:
 
 # Kind in native/external.h.
 NONE, INTEGER, REAL, BOOLEAN, TENSOR, TEXT, LIST = range(7)
-
-
-WORDS = {type(None): NONE, int: INTEGER, float: REAL, bool: BOOLEAN}
-
-
-MOST_ROWS = 1 << 12
 
 
 MOST_TEXTS = 1 << 16
@@ -178,54 +172,15 @@ DEEPEST = 24  # lists in lists
 JSON_MARK = b"\x01"  # before what is JSON already, as in native/json.h
 
 
-@dataclass(frozen=True)
-class _Row:
-    """How values of certain types are packed all at once."""
-
-    kinds: bytes
-    _pack: Callable[..., bytes]
-    _tensors: tuple[int, ...]
-    _nones: tuple[int, ...]
-
-    def words(self, values: Sequence[Any]) -> bytes:
-        row = list(values)
-        for position in self._tensors:
-            row[position] = row[position]._cdata
-        for position in self._nones:
-            row[position] = 0
-        return self._pack(*row)
-
-
-def _row(types: Sequence[type]) -> _Row | None:
-    """None where a value of one of the types may take more than a word."""
-    kinds = [TENSOR if issubclass(kind, torch.Tensor) else WORDS.get(kind) for kind in types]
-    if None in kinds:
-        return None
-    pack = struct.Struct("".join("d" if kind == REAL else "q" for kind in kinds)).pack
-    positions = [tuple(i for i, kind in enumerate(kinds) if kind == wanted) for wanted in (TENSOR, NONE)]
-    return _Row(bytes(kind for kind in kinds if kind is not None), pack, *positions)
-
-
 class Packer:
-    """`number(text)` gives a text its number in the recorder."""
+    """Packs values for the recorder. `number(text)` gives a text its number in it."""
 
     def __init__(self, number: Callable[[bytes], int]) -> None:
         self._number = number
         self._texts: dict[bytes, int] = {}
-        self._rows: dict[tuple[type, ...], _Row | None] = {}  # by the types of values; None: they are packed one by one
 
     def __call__(self, values: Sequence[Any]) -> tuple[bytes, bytes]:
         """A byte for each value, lists' among them, and a word."""
-        types = tuple(map(type, values))
-        row = self._rows.get(types)
-        if row is None and types not in self._rows and len(self._rows) < MOST_ROWS:
-            row = self._rows[types] = _row(types)
-        try:
-            return (row.kinds, row.words(values)) if row is not None else self._one_by_one(values)
-        except struct.error:  # an integer of more than a word
-            return self._one_by_one(values)
-
-    def _one_by_one(self, values: Sequence[Any]) -> tuple[bytes, bytes]:
         kinds, words = bytearray(), array("q")
         for value in values:
             self._put(kinds, words, value)

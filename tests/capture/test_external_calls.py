@@ -8,6 +8,7 @@ import re
 import resource
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -197,6 +198,51 @@ def test_lists_nested_without_end_end_in_something_opaque(record: Record) -> Non
             value = value[0]
         assert value == Opaque("list")
     assert isinstance(third, list) and Opaque("list") in third
+
+
+@both
+@pytest.mark.parametrize("sequence", [list, tuple, deque])
+def test_values_in_any_sequence_read_alike(recorder: str, sequence: Callable[..., Any], record: Record) -> None:
+    def body(session: Any) -> None:
+        told(session).launched(
+            told(session).operator("lib::call", ["a0", "a1", "a2"]), -1, sequence([BASE, 2**63, 0.5])
+        )
+
+    assert values_of(record(body, recorder)) == [[TensorSpec((64,), "float32"), Opaque("int"), 0.5]]
+
+
+@both
+def test_a_call_keeps_no_reference_to_its_values(recorder: str, record: Record) -> None:
+    plain, rare = (BASE[1:], 2**40, 0.25), (BASE[2:], "text of this call alone", [2**41])
+    counts = []
+
+    def body(session: Any) -> None:
+        for values in (plain, rare):
+            operator = told(session).operator("lib::call", [f"a{i}" for i in range(len(values))])
+            for calls in (10, 1000):
+                for _ in range(calls):
+                    assert told(session).launched(operator, -1, values)
+                counts.append([sys.getrefcount(value) for value in (values, *values)] + [values[0]._use_count()])
+
+    record(body, recorder)
+    assert counts[0] == counts[1] and counts[2] == counts[3]
+
+
+def test_what_python_raises_for_a_value_is_raised_and_the_call_not_recorded(record: Record) -> None:
+    class Unwilling(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+            raise LookupError("no")
+
+    def body(session: Any) -> None:
+        operator = told(session).operator("lib::call", ["a0"])
+        with pytest.raises(LookupError, match="no"):
+            told(session).launched(operator, -1, [torch.ones(2).as_subclass(Unwilling)])
+        with pytest.raises(TypeError, match="takes operator"):
+            told(session)._host.recorder.call(operator)  # type: ignore[union-attr, call-arg]
+        assert told(session).launched(operator, -1, [7])
+
+    assert values_of(record(body)) == [[7]]
 
 
 def test_texts_past_the_limit_take_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:

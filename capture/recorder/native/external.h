@@ -71,6 +71,11 @@ class Borrowed {
   std::vector<c10::Storage> storages_;
 };
 
+// Python's tensor whose `_cdata` is the address; alive while Python calls.
+inline Tensor tensor_at(void* address) {
+  return Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(static_cast<c10::TensorImpl*>(address)));
+}
+
 class Unpacker {
  public:
   Unpacker(const uint8_t* kinds, const int64_t* words) : kinds_(kinds), words_(words) {}
@@ -81,7 +86,7 @@ class Unpacker {
       case Kind::integer: return word;
       case Kind::real: { double value; std::memcpy(&value, &word, sizeof value); return value; }
       case Kind::boolean: return word != 0;
-      case Kind::tensor: return tensor(word);
+      case Kind::tensor: return tensor_at(reinterpret_cast<void*>(word));
       case Kind::text: return text(word);
       case Kind::list: return list(word);
       case Kind::dltensor: return borrowed_.tensor(*reinterpret_cast<const DLTensor*>(word));
@@ -90,9 +95,6 @@ class Unpacker {
   }
 
  private:
-  static Tensor tensor(int64_t address) {  // Python's `tensor._cdata`, alive while it calls
-    return Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(reinterpret_cast<c10::TensorImpl*>(address)));
-  }
   static IValue text(int64_t number) {
     std::lock_guard<std::mutex> guard(g->mutex);  // taps in C++ call without Python's lock
     return g->texts.at(static_cast<size_t>(number));
@@ -116,25 +118,52 @@ class Unpacker {
 };
 
 // By their numbers; `launch` -1: none.
-std::pair<Operator*, const Launch*> numbered(int64_t op, int64_t launch) {
+inline std::pair<Operator*, const Launch*> numbered(int64_t op, int64_t launch) {
   std::lock_guard<std::mutex> guard(g->mutex);
   return {g->externals.at(static_cast<size_t>(op)), launch < 0 ? nullptr : &g->launches.at(static_cast<size_t>(launch))};
 }
 
-bool in_library(const Thread& t) {
+inline bool in_library(const Thread& t) {
   for (const Frame* f = t.top; f; f = f->below)
     if (f->library) return true;
   return false;
 }
 
-// Begins a call of `op`; nullptr where it is not recorded.
-std::unique_ptr<Frame> begin_from_python(Thread& t, Operator* op, const Launch* launch, int count, const uint8_t* kinds, const int64_t* words, bool detail) {
+inline std::vector<IValue> unpacked(int count, const uint8_t* kinds, const int64_t* words) {
   std::vector<IValue> inputs;
   inputs.reserve(static_cast<size_t>(count));
   Unpacker values(kinds, words);
   for (int i = 0; i < count; i++) inputs.push_back(values.next());
-  if (t.capture) op = g->operators.in_graph(op);
-  return begun(t, {op, c10::ArrayRef<const IValue>(inputs.data(), inputs.size()), launch, detail});
+  return inputs;
+}
+
+// Whether a call that this thread makes now may be recorded.
+inline bool may_record(bool detail) {
+  auto& t = this_thread();
+  return !(t.aten_depth > 0 || t.busy || !listening(t) || (detail && in_library(t)));
+}
+
+// One call, which may be recorded. `launch` -1: none. `enter`: others may run in it until kcap_leave. `detail`: not
+// inside a library's call, and alone in an operator that stays a kernel.
+// Whether it was recorded.
+inline bool record_call(int64_t op, int64_t launch, const std::vector<IValue>& inputs, bool enter, bool detail) {
+  auto& t = this_thread();
+  t.busy = true;
+  std::unique_ptr<Frame> frame;
+  guarded([&] {
+    auto [called, launched] = numbered(op, launch);
+    const bool region = called->region;
+    if (t.capture) called = g->operators.in_graph(called);
+    frame = begun(t, {called, c10::ArrayRef<const IValue>(inputs.data(), inputs.size()), launched, detail});
+    if (!frame) return;
+    frame->from_outside = enter;
+    frame->library = enter && !region;
+    if (enter) return;
+    ended(t, *frame);
+    if (t.capture && !t.capture->nodes.empty()) t.capture->nodes.back().end++;  // the launch to come
+  });
+  t.busy = false;
+  return enter ? frame.release() != nullptr : frame != nullptr;
 }
 
 }  // namespace kcap

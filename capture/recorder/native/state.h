@@ -53,7 +53,7 @@ struct Frame : at::ObserverContext {  // an operator on this thread's stack
   uint32_t serial = 0;  // the operator's
   bool aten = false, has_kernels = false;
   bool has_detail = false;  // one call that is its detail, unless another follows
-  bool from_python = false;  // Python says when it ends
+  bool from_outside = false;  // who tells of it says when it ends
   bool library = false;  // a call from Python into a library
   // Frames lie in their thread, one for each depth.
   static void* operator new(size_t, void* memory) { return memory; }
@@ -263,6 +263,18 @@ void failed(const char* reason) noexcept {
     put_string(line, reason);
     g->shard.write(line + "}\n");
   } catch (...) {  // a full disk: the header says it
+  }
+}
+
+// 0, or 1 where `body` threw, which ends the recording.
+template <class F>
+int guarded(F&& body) {
+  try {
+    body();
+    return 0;
+  } catch (const std::exception& error) {
+    if (g) { failed(error.what()); g->error = error.what(); }
+    return 1;
   }
 }
 

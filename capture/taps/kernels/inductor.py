@@ -44,7 +44,7 @@ class Inductor(CompiledKernels):
 
     @contained
     def _hook(self, module: ModuleType) -> None:
-        self._methods.around(module.CachingAutotuner, "run", self._run)
+        self._methods.replace(module.CachingAutotuner, "run", self._running)
         for tuning in ("autotune_to_one_config", "coordinate_descent_tuning"):
             self._methods.around(module.CachingAutotuner, tuning, self._ignored)
         self._hooked = True
@@ -59,15 +59,21 @@ class Inductor(CompiledKernels):
         status, detail = self.launches.health()
         return status, f"{detail}{self._annotations.trouble}"
 
-    def _run(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.listener.listening or kwargs.get("benchmark_run") or getattr(tuner, "triton_interpret", False):
-            return original(tuner, *args, **kwargs)  # interpreted, it launches as anybody's Triton
-        if len(tuner.launchers) == 1:
+    def _running(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`CachingAutotuner.run`, around `original`."""
+
+        def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+            seen = self.on and self.listener.listening and not kwargs.get("benchmark_run")
+            if not seen or getattr(tuner, "triton_interpret", False):
+                return original(tuner, *args, **kwargs)  # interpreted, it launches as anybody's Triton
+            if len(tuner.launchers) == 1:
+                self._launched(tuner, args)
+                return original(tuner, *args, **kwargs)
+            result = original(tuner, *args, **kwargs)  # which picks the configuration first
             self._launched(tuner, args)
-            return original(tuner, *args, **kwargs)
-        result = original(tuner, *args, **kwargs)  # which picks the configuration first
-        self._launched(tuner, args)
-        return result
+            return result
+
+        return run
 
     @contained
     def _launched(self, tuner: Any, args: tuple[Any, ...]) -> None:
