@@ -1,6 +1,7 @@
 // The native recorder: a RecordFunction observer that interns every call an engine makes and counts it.
 //
-// Built once per torch version and compiler against ATen's headers alone, called through ctypes.
+// Built once per torch version and compiler against ATen's headers alone, and called through ctypes, but for the calls that
+// Python tells of (native/python.h).
 // Compile with -DNDEBUG: without it RecordFunction's layout differs from the wheel's.
 // Inside a callback nothing is dispatched, no lock is held while a tensor is looked at, and nothing throws.
 #include <pthread.h>
@@ -203,7 +204,7 @@ int kcap_call(int64_t op, int64_t launch, int count, const uint8_t* kinds, const
   return kcap::record_call(op, launch, inputs, enter != 0, detail != 0);
 }
 
-// The function by which Python tells of a call; `self` as kcap::Values has it.
+// The function by which Python tells of a call; `self` as kcap::ValueReader has it.
 PyObject* kcap_python_call(PyObject* self) {
   static PyMethodDef method{"call", reinterpret_cast<void*>(kcap::call_from_python), kcap::kFastCall, nullptr};
   return PyCFunction_NewEx(&method, self, nullptr);

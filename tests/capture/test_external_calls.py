@@ -211,6 +211,24 @@ def test_values_in_any_sequence_read_alike(recorder: str, sequence: Callable[...
     assert values_of(record(body, recorder)) == [[TensorSpec((64,), "float32"), Opaque("int"), 0.5]]
 
 
+@pytest.mark.parametrize("change", [[], [BASE] * 64], ids=["shrinks", "grows"])
+@pytest.mark.parametrize("last", [7, "text"])
+def test_a_list_that_changes_while_it_is_read_is_read_as_it_was(change: list[Any], last: Any, record: Record) -> None:
+    class Changing(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            values[:] = change
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    values = [torch.ones(2).as_subclass(Changing), BASE, last]
+
+    def body(session: Any) -> None:
+        assert told(session).launched(told(session).operator("lib::call", ["a0", "a1", "a2"]), -1, values)
+        assert values == change
+
+    assert [read[2] for read in values_of(record(body))] == [last]
+
+
 @both
 def test_a_call_keeps_no_reference_to_its_values(recorder: str, record: Record) -> None:
     plain, rare = (BASE[1:], 2**40, 0.25), (BASE[2:], "text of this call alone", [2**41])
@@ -234,13 +252,21 @@ def test_what_python_raises_for_a_value_is_raised_and_the_call_not_recorded(reco
         def __torch_function__(cls, *_: Any, **__: Any) -> Any:
             raise LookupError("no")
 
+    class Elsewhere(torch.Tensor):
+        _cdata = None  # type: ignore[assignment]
+
     def body(session: Any) -> None:
-        operator = told(session).operator("lib::call", ["a0"])
-        with pytest.raises(LookupError, match="no"):
-            told(session).launched(operator, -1, [torch.ones(2).as_subclass(Unwilling)])
-        with pytest.raises(TypeError, match="takes operator"):
-            told(session)._host.recorder.call(operator)  # type: ignore[union-attr, call-arg]
-        assert told(session).launched(operator, -1, [7])
+        recorder, operator = told(session)._host.recorder, told(session).operator("lib::call", ["a0"])
+        assert recorder is not None
+        for kind, error in ((Unwilling, LookupError), (Elsewhere, TypeError)):
+            with pytest.raises(error):
+                recorder.call(operator, -1, [torch.ones(2).as_subclass(kind)], False, False)
+        for arguments in ((operator,), (operator, None, [1], True, False), (2**80, -1, [1], True, False)):
+            with pytest.raises((TypeError, OverflowError)):
+                recorder.call(*arguments)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            recorder.call(operator, -1, 5, False, False)  # type: ignore[arg-type]
+        assert recorder.call(operator, -1, [7], False, False)
 
     assert values_of(record(body)) == [[7]]
 

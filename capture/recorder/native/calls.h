@@ -1,4 +1,4 @@
-// A call begins, is sampled, and ends: what the observer of the dispatcher and the callers from Python share.
+// A call begins, is sampled, and ends: what the dispatcher's observer and the calls from outside share.
 #pragma once
 #include "interning.h"
 #include "muting.h"

@@ -143,11 +143,11 @@ inline bool may_record(bool detail) {
   return !(t.aten_depth > 0 || t.busy || !listening(t) || (detail && in_library(t)));
 }
 
-// One call, which may be recorded. `launch` -1: none. `enter`: others may run in it until kcap_leave. `detail`: not
-// inside a library's call, and alone in an operator that stays a kernel.
-// Whether it was recorded.
+// One call, of which may_record was asked; whether it was recorded. `enter`: others may run in it until kcap_leave.
+// `detail`: not inside a library's call, and alone in an operator that stays a kernel.
 inline bool record_call(int64_t op, int64_t launch, const std::vector<IValue>& inputs, bool enter, bool detail) {
   auto& t = this_thread();
+  if (t.owner != g) return false;  // another recording began while the values were read: the numbers are not of it
   t.busy = true;
   std::unique_ptr<Frame> frame;
   guarded([&] {

@@ -176,7 +176,7 @@ class Operators {
     return op;
   }
 
-  // What is called from Python: `arguments` are the names of its parameters.
+  // What is called from outside the dispatcher: `arguments` are the names of its parameters.
   Operator* external(const std::string& name, const std::vector<std::string>& arguments, bool work, bool region) {
     std::lock_guard<std::mutex> guard(mutex_);
     Operator& op = all_.emplace_back();

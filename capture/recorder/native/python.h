@@ -1,5 +1,5 @@
-// Calls from Python. Their values are taken out of its objects by Python's stable ABI, which is declared here: one build
-// serves every version of Python, and its headers need not be there.
+// Calls from Python. Their values are read from its objects by Python's stable ABI, which is declared here: one build serves
+// every version from 3.11 on, and Python's headers need not be there. All of it runs with the GIL.
 #pragma once
 #include "external.h"
 
@@ -8,20 +8,20 @@ using PyObject = _object;
 
 extern "C" {
 struct PyMethodDef { const char* name; void* function; int flags; const char* doc; };
-extern PyObject _Py_NoneStruct, PyBool_Type, PyFloat_Type, PyList_Type, PyLong_Type, PyTuple_Type;
+extern PyObject _Py_NoneStruct, _Py_TrueStruct, PyBool_Type, PyFloat_Type, PyLong_Type;
 void Py_DecRef(PyObject*);
 PyObject* PyObject_Type(PyObject*);
 PyObject* PyObject_GetAttr(PyObject*, PyObject* name);
 PyObject* PyObject_CallFunctionObjArgs(PyObject* callable, ...);
-int PyObject_IsTrue(PyObject*);
 int PyType_IsSubtype(PyObject*, PyObject*);
 PyObject* PyBool_FromLong(long);
 long long PyLong_AsLongLong(PyObject*);
 long long PyLong_AsLongLongAndOverflow(PyObject*, int*);
 void* PyLong_AsVoidPtr(PyObject*);
 double PyFloat_AsDouble(PyObject*);
-ssize_t PyList_Size(PyObject*), PyTuple_Size(PyObject*), PySequence_Size(PyObject*);
-PyObject *PyList_GetItem(PyObject*, ssize_t), *PyTuple_GetItem(PyObject*, ssize_t);
+PyObject* PySequence_Tuple(PyObject*);
+ssize_t PyTuple_Size(PyObject*);
+PyObject* PyTuple_GetItem(PyObject*, ssize_t);
 char* PyBytes_AsString(PyObject*);
 PyObject* PyErr_Occurred();
 void PyErr_SetString(PyObject* type, const char*);
@@ -36,27 +36,31 @@ constexpr int kFastCall = 0x0080;  // METH_FASTCALL
 struct Release { void operator()(PyObject* object) const { Py_DecRef(object); } };
 using Owned = std::unique_ptr<PyObject, Release>;
 
-// What takes values: Python's Tensor, the name of the attribute that holds a tensor's address, and a `Packer` for what
-// is no number, no tensor and not None.
-class Values {
+// Reads the values of a call. `self` holds Python's Tensor, the name of the attribute with a tensor's address, and the
+// `Packer`, which takes over the calls that have any value but numbers, tensors and None.
+class ValueReader {
  public:
-  explicit Values(PyObject* self) : tensor_(PyTuple_GetItem(self, 0)), address_(PyTuple_GetItem(self, 1)), packer_(PyTuple_GetItem(self, 2)) {}
+  explicit ValueReader(PyObject* self) : tensor_(PyTuple_GetItem(self, 0)), address_(PyTuple_GetItem(self, 1)), packer_(PyTuple_GetItem(self, 2)) {}
 
-  // Those of a sequence; nothing where Python raised.
-  std::optional<std::vector<IValue>> taken(PyObject* values) const {
-    const Owned type(PyObject_Type(values));
-    const bool is_tuple = type.get() == &PyTuple_Type;
+  // Nothing where Python raised.
+  std::optional<std::vector<IValue>> read(PyObject* sequence) const {
+    const Owned values(PySequence_Tuple(sequence));  // which no Python code that runs here can change
+    if (!values) return std::nullopt;
+    const ssize_t count = PyTuple_Size(values.get());
     std::vector<IValue> inputs;
-    if (!is_tuple && type.get() != &PyList_Type) return packed(values);
-    const ssize_t count = is_tuple ? PyTuple_Size(values) : PyList_Size(values);
     inputs.reserve(static_cast<size_t>(count));
-    for (ssize_t i = 0; i < count; i++)
-      if (!take(is_tuple ? PyTuple_GetItem(values, i) : PyList_GetItem(values, i), inputs)) return PyErr_Occurred() ? std::nullopt : packed(values);
+    for (ssize_t i = 0; i < count; i++) {
+      if (append(PyTuple_GetItem(values.get(), i), inputs)) continue;
+      if (PyErr_Occurred()) return std::nullopt;
+      inputs.clear();
+      return packed(values.get(), count);
+    }
     return inputs;
   }
 
  private:
-  bool take(PyObject* value, std::vector<IValue>& inputs) const {
+  // False where Python raised, or the value is for the Packer.
+  bool append(PyObject* value, std::vector<IValue>& inputs) const {
     if (value == &_Py_NoneStruct) return inputs.emplace_back(), true;
     const Owned owned(PyObject_Type(value));
     const PyObject* type = owned.get();
@@ -67,21 +71,21 @@ class Values {
       return !overflow;
     }
     if (PyType_IsSubtype(owned.get(), tensor_)) {
-      const Owned address(PyObject_GetAttr(value, address_));
-      if (!address) return false;
-      inputs.emplace_back(tensor_at(PyLong_AsVoidPtr(address.get())));
-      return true;
+      const Owned number(PyObject_GetAttr(value, address_));
+      void* address = number ? PyLong_AsVoidPtr(number.get()) : nullptr;
+      if (address) inputs.emplace_back(tensor_at(address));
+      return address != nullptr;
     }
     if (type == &PyFloat_Type) return inputs.emplace_back(PyFloat_AsDouble(value)), true;
-    if (type == &PyBool_Type) return inputs.emplace_back(PyObject_IsTrue(value) != 0), true;
+    if (type == &PyBool_Type) return inputs.emplace_back(value == &_Py_TrueStruct), true;
     return false;
   }
 
-  std::optional<std::vector<IValue>> packed(PyObject* values) const {
+  std::optional<std::vector<IValue>> packed(PyObject* values, ssize_t count) const {
     const Owned pair(PyObject_CallFunctionObjArgs(packer_, values, nullptr));
     if (!pair) return std::nullopt;
     const auto bytes = [&](int part) { return PyBytes_AsString(PyTuple_GetItem(pair.get(), part)); };
-    return unpacked(static_cast<int>(PySequence_Size(values)), reinterpret_cast<const uint8_t*>(bytes(0)), reinterpret_cast<const int64_t*>(bytes(1)));
+    return unpacked(static_cast<int>(count), reinterpret_cast<const uint8_t*>(bytes(0)), reinterpret_cast<const int64_t*>(bytes(1)));
   }
 
   PyObject *tensor_, *address_, *packer_;
@@ -90,12 +94,14 @@ class Values {
 // `call(operator, launch, values, enter, detail)`, as kcap_call.
 inline PyObject* call_from_python(PyObject* self, PyObject* const* arguments, ssize_t count) {
   if (count != 5) return PyErr_SetString(PyExc_TypeError, "call takes operator, launch, values, enter, detail"), nullptr;
-  const bool enter = PyObject_IsTrue(arguments[3]), detail = PyObject_IsTrue(arguments[4]);
-  int recorded = 0;
+  const int64_t op = PyLong_AsLongLong(arguments[0]), launch = PyLong_AsLongLong(arguments[1]);
+  if (PyErr_Occurred()) return nullptr;
+  const bool enter = arguments[3] == &_Py_TrueStruct, detail = arguments[4] == &_Py_TrueStruct;
+  bool recorded = false;
   if (may_record(detail)) {
     std::optional<std::vector<IValue>> inputs;
-    if (guarded([&] { inputs = Values(self).taken(arguments[2]); }) == 0 && inputs)
-      recorded = record_call(PyLong_AsLongLong(arguments[0]), PyLong_AsLongLong(arguments[1]), *inputs, enter, detail);
+    guarded([&] { inputs = ValueReader(self).read(arguments[2]); });
+    recorded = inputs && record_call(op, launch, *inputs, enter, detail);
   }
   return PyErr_Occurred() ? nullptr : PyBool_FromLong(recorded);
 }
