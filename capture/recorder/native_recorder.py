@@ -207,9 +207,10 @@ class Packer:
             kinds.append(REAL)
             words.append(struct.unpack("q", struct.pack("d", value))[0])
         elif isinstance(value, list | tuple) and _fits(value, len(kinds), depth):
+            items = tuple(value)  # which does not change while they are read
             kinds.append(LIST)
-            words.append(len(value))
-            for item in value:
+            words.append(len(items))
+            for item in items:
                 self._put(kinds, words, item, depth + 1)
         else:
             kinds.append(TEXT)

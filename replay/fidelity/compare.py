@@ -56,7 +56,7 @@ NOT_REPLAYED = "not replayed"
 class ReplayedCall:
     """One invocation of a Call, replayed: the microseconds of its kernels, or the reason why there are none.
 
-    `names`: of its kernels. `sample`, `context`: as in kcap.replay.fidelity.replaying.NearestSample.
+    `names`: of its kernels. `sample`, `context`, `sequences`: as in kcap.replay.fidelity.replaying.NearestSample.
     """
 
     us: float | None = None
@@ -64,6 +64,7 @@ class ReplayedCall:
     names: frozenset[str] = frozenset()
     sample: int | None = None
     context: float | None = None
+    sequences: int | None = None
     provenance: Provenance = UNKNOWN_PROVENANCE
 
 

@@ -34,12 +34,14 @@ StepsByRank = Mapping[tuple[int, int], Step]  # by rank and index
 class NearestSample:
     """A Sample, its line in samples.jsonl (from 0), and its step's context over that of the profiled steps.
 
-    `sample` None: the Call has none. `context` 1.02: the sequences were 2 % longer; None: unknown.
+    `sample` None: the Call has none. `context` 1.02: the sequences were 2 % longer; None: unknown. `sequences`: of its
+    step; None: unknown.
     """
 
     sample: Sample | None = None
     index: int | None = None
     context: float | None = None
+    sequences: int | None = None
 
 
 def steps_by_rank(steps: Iterable[Step]) -> StepsByRank:
@@ -65,7 +67,7 @@ def nearest_sample(
     profiled_context = fmean(contexts) if contexts else None
     candidates = [_Candidate.of(index, sample, kind, profiled_context, steps) for index, sample in samples]
     best = min(candidates, key=lambda candidate: candidate.distance, default=None)
-    return NearestSample() if best is None else NearestSample(best.sample, best.index, best.context)
+    return NearestSample() if best is None else NearestSample(best.sample, best.index, best.context, best.sequences)
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class _Candidate:
     sample: Sample
     index: int
     context: float | None
+    sequences: int | None
     distance: tuple[bool, int, int, float, int]
 
     @classmethod
@@ -84,7 +87,8 @@ class _Candidate:
         ratio = context / profiled_context if context is not None and profiled_context else None
         size = (abs(step.sequences - kind.sequences), abs(step.tokens - kind.tokens)) if step else (1 << 62, 1 << 62)
         factor = max(ratio, 1 / ratio) if ratio else float("inf")
-        return cls(sample, index, ratio, (sample.phase != kind.phase, *size, factor, index))
+        distance = sample.phase != kind.phase, *size, factor, index
+        return cls(sample, index, ratio, step.sequences if step else None, distance)
 
 
 NO_DURATIONS = "the profiler saw no kernel of its replay"
@@ -173,7 +177,7 @@ def replayed_call(measurement: Measurement, chosen: NearestSample) -> ReplayedCa
         return ReplayedCall(reason=reason, sample=chosen.index, provenance=provenance)
     us = 0.0 if measurement.method == "none" else measurement.kernel_us
     reason = "" if us is not None else ON_HOST if measurement.method == "host" else NO_DURATIONS
-    return ReplayedCall(us, reason, names, chosen.index, chosen.context, provenance)
+    return ReplayedCall(us, reason, names, chosen.index, chosen.context, chosen.sequences, provenance)
 
 
 def replayed_in_program(call: ProgramCall) -> ReplayedCall:

@@ -140,7 +140,8 @@ def kind_notes(kind: KindFidelity, rows: int) -> Iterator[Text]:
     """The caveats of `kind`; the table has the first `rows` of its kernels."""
     if more := kind.serving.rows[rows:]:
         yield Text(f"{kernels_named(more, 'more ')}: --rows {len(kind.serving.rows)} shows them", "dim")
-    for line in (*_of_rows(kind.serving.rows), *_noted(kind), *_of_program(kind.program), *_of_clocks(kind)):
+    rows_notes = (*_of_rows(kind.serving.rows), *_of_batches(kind))
+    for line in (*rows_notes, *_noted(kind), *_of_program(kind.program), *_of_clocks(kind)):
         yield Text(printable(line), "yellow")
     contexts = [row.replayed.context for row in kind.serving.rows if row.replayed.context is not None]
     if contexts and max(abs(context - 1) for context in contexts) > CONTEXT_BOUND:
@@ -160,6 +161,17 @@ def _of_rows(rows: Sequence[ComparedCall]) -> Iterator[str]:
         yield f"{WARM} {kernels_named(warm)}: replayed with warm caches and not as in serving"
     if beside := [row for row in rows if row.beside > KERNEL_BOUND]:
         yield f"{BESIDE} {kernels_named(beside)}: ran beside kernels of other calls, so not judged alone"
+
+
+def _of_batches(kind: KindFidelity) -> Iterator[str]:
+    """Where a graph pads several batches to one size, all Samples of a Call may be of others."""
+    by_batch: dict[int, list[ComparedCall]] = {}
+    for row in kind.serving.rows:
+        if row.replayed.sequences not in (None, kind.kind.sequences):
+            by_batch.setdefault(row.replayed.sequences, []).append(row)
+    for sequences, rows in sorted(by_batch.items()):
+        batch = f"a batch of {sequences}, as no Sample is of one of {kind.kind.sequences}"
+        yield f"{kernels_named(rows)}: replayed on {batch}"
 
 
 def _noted(kind: KindFidelity) -> Iterator[str]:

@@ -160,6 +160,7 @@ def _row_fields(row: ComparedCall) -> dict[str, Any]:
         "other_kernels": row.other,
         "sample": row.replayed.sample,
         "context": row.replayed.context,
+        "sequences": row.replayed.sequences,
         "how": asdict(row.replayed.provenance),
         "warm": row.replayed.provenance.warm,
     }

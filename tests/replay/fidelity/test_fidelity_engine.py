@@ -264,12 +264,13 @@ def test_the_sample_of_the_nearest_context_is_taken() -> None:
 def test_phase_comes_before_size_and_size_before_context() -> None:
     assert chosen([4, 4], ("prefill", 0, 0), ("decode", 2, 0)).index == 1
     assert chosen([160, 160], ("decode", 3, 0), ("decode", 2, 0)).index == 1
+    assert [chosen([160, 160], ("decode", at, 0)).sequences for at in (2, 3)] == [2, 1]
 
 
 def test_a_sample_of_an_unknown_step_comes_last_and_one_alone_is_taken() -> None:
     assert chosen([4, 4], ("decode", 9, 0), ("decode", None, 0), ("decode", 2, 0)).index == 2
     only = chosen([4, 4], ("decode", None, 0))
-    assert (only.index, only.context) == (0, None)
+    assert (only.index, only.context, only.sequences) == (0, None, None)
     assert chosen([4, 4]) == NearestSample()
 
 

@@ -31,12 +31,12 @@ US = {0: 50.0, 1: 30.0, 2: 10.0}
 RIGHT = times(US)
 
 
-def measured(call: int, **more: Any) -> ReplayedCall:
-    """A Call replayed as long as it took in the engine."""
+def measured(call: int, sequences: int | None = None, **more: Any) -> ReplayedCall:
+    """A Call replayed as long as it took in the engine, on a Sample of so many `sequences`."""
     kernels = [KernelDuration(name=NAMES[call], us=US[call])]
     known = {"method": "graph", "cache": "serving", "stop": "converged", "samples_us": [1.0] * 10, "kernels": kernels}
     made = Measurement(call=call, operator=CALLS[call].operator, **{"kernel_us": US[call], **known, **more})
-    return replayed_call(made, NearestSample())
+    return replayed_call(made, NearestSample(sequences=sequences))
 
 
 def program(**more: Any) -> ProgramTime:
@@ -65,6 +65,17 @@ def test_a_note_is_told_once_with_its_kernels_and_their_share(capsys: pytest.Cap
 def test_dropped_samples_are_one_remark_however_many_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     slow = {f"{NAMES[call]}": {"notes": [f"{call + 1} {DROPPED}"], "slow_samples": [0]} for call in (0, 1)}
     assert f"2 kernels, 92.9% of the time: {DROPPED}\n" in printed(capsys, alone(**slow))
+
+
+def test_a_batch_that_no_sample_is_of_is_told_with_what_was_replayed_instead(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kind = alone(gemm={"sequences": 12}, flash={"sequences": 4}, norm={"sequences": 12})  # steps are of 4
+    text = printed(capsys, kind)
+    assert "2 kernels, 78.6% of the time: replayed on a batch of 12, as no Sample is of one of 4\n" in text
+    assert text.count("no Sample is of") == 1
+    rows = fidelity_document(Fidelity([kind]))["kinds"][0]["states"]["serving"]["kernels"]
+    assert [row["sequences"] for row in rows] == [12, 4, 12]
 
 
 def test_a_note_on_what_is_missing_is_told_too(capsys: pytest.CaptureFixture[str]) -> None:
