@@ -67,15 +67,12 @@ def nearest_sample(
     profiled_context = fmean(contexts) if contexts else None
     candidates = [_Candidate.of(index, sample, kind, profiled_context, steps) for index, sample in samples]
     best = min(candidates, key=lambda candidate: candidate.distance, default=None)
-    return NearestSample() if best is None else NearestSample(best.sample, best.index, best.context, best.sequences)
+    return NearestSample() if best is None else best.found
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    sample: Sample
-    index: int
-    context: float | None
-    sequences: int | None
+    found: NearestSample
     distance: tuple[bool, int, int, float, int]
 
     @classmethod
@@ -88,7 +85,7 @@ class _Candidate:
         size = (abs(step.sequences - kind.sequences), abs(step.tokens - kind.tokens)) if step else (1 << 62, 1 << 62)
         factor = max(ratio, 1 / ratio) if ratio else float("inf")
         distance = sample.phase != kind.phase, *size, factor, index
-        return cls(sample, index, ratio, step.sequences if step else None, distance)
+        return cls(NearestSample(sample, index, ratio, step.sequences if step else None), distance)
 
 
 NO_DURATIONS = "the profiler saw no kernel of its replay"

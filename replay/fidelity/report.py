@@ -140,8 +140,8 @@ def kind_notes(kind: KindFidelity, rows: int) -> Iterator[Text]:
     """The caveats of `kind`; the table has the first `rows` of its kernels."""
     if more := kind.serving.rows[rows:]:
         yield Text(f"{kernels_named(more, 'more ')}: --rows {len(kind.serving.rows)} shows them", "dim")
-    rows_notes = (*_of_rows(kind.serving.rows), *_of_batches(kind))
-    for line in (*rows_notes, *_noted(kind), *_of_program(kind.program), *_of_clocks(kind)):
+    of_calls = (*_of_rows(kind.serving.rows), *_of_batches(kind), *_noted(kind))
+    for line in (*of_calls, *_of_program(kind.program), *_of_clocks(kind)):
         yield Text(printable(line), "yellow")
     contexts = [row.replayed.context for row in kind.serving.rows if row.replayed.context is not None]
     if contexts and max(abs(context - 1) for context in contexts) > CONTEXT_BOUND:
@@ -170,8 +170,8 @@ def _of_batches(kind: KindFidelity) -> Iterator[str]:
         if row.replayed.sequences not in (None, kind.kind.sequences):
             by_batch.setdefault(row.replayed.sequences, []).append(row)
     for sequences, rows in sorted(by_batch.items()):
-        batch = f"a batch of {sequences}, as no Sample is of one of {kind.kind.sequences}"
-        yield f"{kernels_named(rows)}: replayed on {batch}"
+        wanted = kind.kind.sequences
+        yield f"{kernels_named(rows)}: replayed on a batch of {sequences}, as no Sample is of one of {wanted}"
 
 
 def _noted(kind: KindFidelity) -> Iterator[str]:
