@@ -21,6 +21,9 @@ from kcap.schemas.recording.recording import PHASES, Sample, SampledTensor
 from kcap.schemas.recording.values import Value, encode
 
 SAMPLES_PER_CALL = 4
+MOST_VALUES = (
+    1 << 20
+)  # bytes of a Call's Samples in a phase, unless one alone has more: tables of pages grow with a batch
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,14 @@ class Candidate:
         ]
         return self.step, scalars, *self.offsets.items(), *tensors
 
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.values.nbytes for tensor in self.tensors.values() if tensor.values is not None)
+
 
 def merge_samples(fold: Fold, ids: dict[bytes, int], programs: Programs) -> tuple[list[Sample], dict[str, bytes]]:
-    """At most SAMPLES_PER_CALL Samples a Call, phase and rank, spread over the steps, and the values they name.
+    """At most SAMPLES_PER_CALL Samples a Call, phase and rank, spread over the steps, and the values they name; fewer
+    where those are long.
 
     Profiled steps are not sampled: of a Call that only they ran in a phase, the scalars and offsets are known.
     """
@@ -108,18 +116,20 @@ def _scalar_lines(
 
 
 def _spread(candidates: list[Candidate]) -> list[Candidate]:
-    """SAMPLES_PER_CALL of them, in proportion to the invocations that each stands for, spread over the steps; those
-    that hold the same are one."""
+    """SAMPLES_PER_CALL of them, or as many as MOST_VALUES has room for, in proportion to the invocations that each
+    stands for, spread over the steps; those that hold the same are one."""
     by_content: dict[Hashable, Candidate] = {}
     for candidate in candidates:
         content = candidate.content
         same = by_content.get(content)
         by_content[content] = replace(candidate, weight=candidate.weight + (same.weight if same else 0.0))
     ordered = sorted(by_content.values(), key=lambda candidate: candidate.order)
-    if len(ordered) <= SAMPLES_PER_CALL:
+    largest = max(candidate.nbytes for candidate in ordered)
+    most = max(1, min(SAMPLES_PER_CALL, MOST_VALUES // max(largest, 1)))
+    if len(ordered) <= most:
         return ordered
     reached = list(itertools.accumulate(candidate.weight for candidate in ordered))
-    marks = [(i + 0.5) / SAMPLES_PER_CALL * reached[-1] for i in range(SAMPLES_PER_CALL)]
+    marks = [(i + 0.5) / most * reached[-1] for i in range(most)]
     return [ordered[i] for i in sorted({bisect.bisect_left(reached, mark) for mark in marks})]
 
 

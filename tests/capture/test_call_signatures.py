@@ -222,6 +222,18 @@ def test_samples_are_spread_over_the_steps_and_the_same_every_time(record: Recor
     assert first == drawn()
 
 
+@pytest.mark.parametrize(("ints", "kept"), [(1 << 16, 4), (1 << 17, 2), (1 << 18, 1), (1 << 19, 1)])
+def test_a_call_has_fewer_samples_where_their_values_are_long(ints: int, kept: int, record: Record) -> None:
+    tables = [torch.full((ints,), step, dtype=torch.int32) for step in range(6)]
+
+    def body(session: Any) -> None:
+        for table in tables:
+            with session.step("decode"):
+                torch.ops.kcaptest.paged(A, table)
+
+    assert len(record(body).samples) == kept
+
+
 @both
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_sampled_values_are_those_that_were_there_however_they_repeat(
