@@ -33,7 +33,7 @@ class Contents:
 
     @property
     def samples(self) -> list[Sample]:
-        return self.recording.samples if self.recording is not None else []
+        return self.recording.drawn_samples if self.recording is not None else []
 
     @cached_property
     def kernels(self) -> list[Call]:

@@ -79,10 +79,12 @@ def home_device(calls: Iterable[Call]) -> str | None:
 Samples: TypeAlias = "Mapping[int, list[tuple[int, Sample]]]"  # by Call, each with its line in samples.jsonl
 
 
-def samples_by_call(samples: Iterable[Sample]) -> Samples:
+def samples_by_call(samples: Iterable[Sample], compared: bool = False) -> Samples:
+    """With the line of each. `compared`: also those that stand for a profiled step alone."""
     by_call: dict[int, list[tuple[int, Sample]]] = {}
     for index, sample in enumerate(samples):
-        by_call.setdefault(sample.call, []).append((index, sample))
+        if compared or not sample.compared:
+            by_call.setdefault(sample.call, []).append((index, sample))
     return by_call
 
 

@@ -55,7 +55,7 @@ def try_alone(plan: Plan, trust: bool = False, slower: bool = False) -> Plan:
     with tempfile.TemporaryDirectory(prefix="kcap-trial-") as folder, Worker(session, __name__, None) as worker:
         file = Path(folder) / "plan.json"
         file.write_bytes(plan_bytes(plan))
-        samples = {sample.call: sample for sample in reversed(recording.samples)}
+        samples = {sample.call: sample for sample in reversed(recording.drawn_samples)}
         for index, one in enumerate(plan.replacements):
             sample = samples.get(one.call.id)
             request = {

@@ -15,6 +15,7 @@ from safetensors.numpy import save
 
 from kcap.capture.fold.calls import Fold
 from kcap.capture.fold.programs import Programs
+from kcap.capture.recorder.recorder import FIRST_COMPARED
 from kcap.capture.shards.counts import STEPS
 from kcap.capture.shards.lines import SampleLine, TensorContent
 from kcap.schemas.recording.recording import PHASES, Sample, SampledTensor
@@ -28,7 +29,10 @@ MOST_VALUES = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """What one invocation held, by its shard's own `call`. `weight`: how many invocations it stands for."""
+    """What one invocation held, by its shard's own `call`. `weight`: how many invocations it stands for.
+
+    `drawn`: of all invocations; `compared`: for its step, which is like a profiled one. It may be both.
+    """
 
     call: int
     step: int | None
@@ -36,6 +40,8 @@ class Candidate:
     offsets: dict[str, int]
     tensors: dict[str, TensorContent]
     weight: float
+    drawn: bool
+    compared: bool
 
     @property
     def order(self) -> tuple[int, int]:
@@ -50,6 +56,11 @@ class Candidate:
             for path, tensor in self.tensors.items()
         ]
         return self.step, scalars, *self.offsets.items(), *tensors
+
+    def with_same(self, other: Candidate) -> Candidate:
+        """Both as one: they hold the same."""
+        weight, drawn, compared = self.weight + other.weight, self.drawn or other.drawn, self.compared or other.compared
+        return replace(other, weight=weight, drawn=drawn, compared=compared)
 
     @property
     def nbytes(self) -> int:
@@ -68,26 +79,27 @@ def merge_samples(fold: Fold, ids: dict[bytes, int], programs: Programs) -> tupl
         counted = [line for line in shard.lines(SampleLine) if line.step is None or line.step < steps]
         latest = {(line.call, line.phase, line.slot): line for line in counted}
         lines = [*latest.values(), *_scalar_lines(fold, index, latest.values(), programs.profiled_calls(index))]
-        drawn = Counter((line.call, line.phase) for line in lines)
+        drawn = Counter((line.call, line.phase) for line in lines if line.slot < FIRST_COMPARED)
         for line in lines:
             number = ids.get(fold.of.get((index, line.call), b""))
             if number is not None:
                 scalars, offsets = fold.drifted(index, line.call)
-                weight = fold.invocations[index, line.call, line.phase] / drawn[line.call, line.phase]
-                candidates[number, line.phase, shard.rank].append(
-                    Candidate(
-                        line.call, line.step, scalars | line.scalars, offsets | line.offsets, line.tensors, weight
-                    )
-                )
+                held = scalars | line.scalars, offsets | line.offsets, line.tensors
+                compared = line.slot >= FIRST_COMPARED
+                invocations = 0 if compared else fold.invocations[index, line.call, line.phase]
+                weight = invocations / max(1, drawn[line.call, line.phase])
+                candidate = Candidate(line.call, line.step, *held, weight, not compared, compared)
+                candidates[number, line.phase, shard.rank].append(candidate)
     values: dict[str, bytes] = {}
     samples = [
         Sample(
             call=number, phase=PHASES[phase], rank=rank, step=chosen.step, scalars=chosen.scalars,
             offsets=chosen.offsets,
             tensors={path: _sampled_tensor(tensor, values) for path, tensor in chosen.tensors.items()},
+            compared=not chosen.drawn,
         )
         for (number, phase, rank), held in sorted(candidates.items())
-        for chosen in _spread(held)
+        for chosen in _chosen(held)
     ]  # fmt: skip
     return samples, values
 
@@ -115,16 +127,25 @@ def _scalar_lines(
                 yield SampleLine(t="sample", call=number, phase=phase, slot=0)
 
 
-def _spread(candidates: list[Candidate]) -> list[Candidate]:
-    """SAMPLES_PER_CALL of them, or as many as MOST_VALUES has room for, in proportion to the invocations that each
-    stands for, spread over the steps; those that hold the same are one."""
+def _chosen(candidates: list[Candidate]) -> list[Candidate]:
+    """A few of those drawn, and all to be compared; those that hold the same are one. Of those that are kept to be
+    compared alone, `drawn` is False."""
     by_content: dict[Hashable, Candidate] = {}
     for candidate in candidates:
         content = candidate.content
         same = by_content.get(content)
-        by_content[content] = replace(candidate, weight=candidate.weight + (same.weight if same else 0.0))
+        by_content[content] = candidate if same is None else same.with_same(candidate)
     ordered = sorted(by_content.values(), key=lambda candidate: candidate.order)
-    largest = max(candidate.nbytes for candidate in ordered)
+    drawn = [candidate for candidate in ordered if candidate.drawn] or ordered
+    spread = {id(candidate) for candidate in _spread(drawn)}
+    kept = (replace(candidate, drawn=id(candidate) in spread) for candidate in ordered)
+    return [candidate for candidate in kept if candidate.drawn or candidate.compared]
+
+
+def _spread(ordered: list[Candidate]) -> list[Candidate]:
+    """SAMPLES_PER_CALL of them, or as many as MOST_VALUES has room for, in proportion to the invocations that each
+    stands for, spread over the steps."""
+    largest = max((candidate.nbytes for candidate in ordered), default=0)
     most = max(1, min(SAMPLES_PER_CALL, MOST_VALUES // max(largest, 1)))
     if len(ordered) <= most:
         return ordered

@@ -58,13 +58,15 @@ void kcap_stop() {
   kcap::update_observer();
 }
 
-void kcap_step_begin(int phase, int sampled) {
+// `slot`: of a Sample of each call of the step, beside those drawn; -1: none.
+void kcap_step_begin(int phase, int sampled, int slot) {
   auto& t = this_thread();
   kcap::adopt_if_new(t);
   kcap::new_program(t);
   if (std::exchange(t.unfinished, true)) g->banks.drop(static_cast<int64_t>(g->steps.load()));  // the last one did not count
   t.phase = static_cast<size_t>(phase);
   t.sampled = sampled != 0;
+  t.slot = slot;
   t.stepping = true;
 }
 

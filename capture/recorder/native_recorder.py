@@ -60,8 +60,8 @@ class NativeRecorder:
     def stop(self) -> None:
         self._lib.kcap_stop()
 
-    def step_begin(self, phase: int, sampled: bool = True) -> None:
-        self._quick.kcap_step_begin(phase, int(sampled))
+    def step_begin(self, phase: int, sampled: bool = True, slot: int = -1) -> None:
+        self._quick.kcap_step_begin(phase, int(sampled), slot)
 
     def step_pause(self) -> None:
         self._quick.kcap_step_pause()

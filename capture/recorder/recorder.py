@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+FIRST_COMPARED = 16  # slots of Samples from here on are of steps that are like profiled ones
 Ranges = Sequence[tuple[int, int]]  # of addresses: from, to
 
 
@@ -23,8 +24,9 @@ class Recorder(Protocol):
     def error(self) -> str: ...
     def start(self, loose: bool) -> None: ...
     def stop(self) -> None: ...
-    def step_begin(self, phase: int, sampled: bool = True) -> None:
-        """`sampled`: whether Samples may be taken in the step."""
+    def step_begin(self, phase: int, sampled: bool = True, slot: int = -1) -> None:
+        """`sampled`: whether Samples may be taken in the step. `slot`: that each call's first invocation in it has a
+        Sample in, beside those drawn of all; -1: none."""
 
     def step_pause(self) -> None: ...
     def step_resume(self) -> None: ...

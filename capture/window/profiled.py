@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from kcap.capture.recorder.recorder import Recorder
+from kcap.capture.recorder.recorder import FIRST_COMPARED, Recorder
 from kcap.capture.window.step import StepShape, sequence_lists
 from kcap.schemas.recording.phases import PHASES
 
@@ -198,6 +198,13 @@ def _start() -> Any:
     return profiler
 
 
+StepKind = tuple[str, int, int]  # phase, sequences, tokens
+
+
+def _kind(shape: StepShape) -> StepKind:
+    return shape.phase, len(shape.queries), shape.tokens
+
+
 class ProfiledSteps:
     """Steers the profile of a window's first steps, all of one thread; without one it is over from the start. What
     fails in it costs the coverage only, and is reported to `failed`."""
@@ -206,6 +213,8 @@ class ProfiledSteps:
         self._profile = profile
         self._aside: Profile | None = None  # that is over, and runs on another thread
         self._failed = failed
+        self._slots: dict[StepKind, int] = {}  # of profiled kinds, for a Sample of each call of a counted step
+        self._sampled: set[StepKind] = set()
 
     @property
     def running(self) -> bool:
@@ -252,11 +261,23 @@ class ProfiledSteps:
         profile = self._profile
         if profile is None:
             return
+        self._slots.setdefault(_kind(shape), FIRST_COMPARED + len(self._slots))
         program, index, mhz = recorder.step_program(), profile.end(), profile.rests.sm_mhz()
         if program >= 0:
             identity = {"index": index, "program": program, "phase": PHASES.index(shape.phase), "sm_mhz": mhz}
             size = {"tokens": shape.tokens, "sequences": len(shape.queries)}
             recorder.line(orjson.dumps({"t": "profiled", **identity, **size, **sequence_lists(shape)}))
+
+    def slot_of(self, shape: StepShape) -> int:
+        """Where the recorder puts a Sample of each call of this step: a slot of its kind, if that was profiled and none
+        of its steps has counted yet; else -1."""
+        kind = _kind(shape)
+        return -1 if self.running or kind in self._sampled else self._slots.get(kind, -1)
+
+    def counted(self, shape: StepShape) -> None:
+        """A step counted, with the Samples that it was asked for."""
+        if (kind := _kind(shape)) in self._slots:
+            self._sampled.add(kind)
 
     def discard(self) -> None:
         """The step raised."""

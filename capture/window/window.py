@@ -304,7 +304,8 @@ class Window(Lifecycle):
             return False
         self._shape = shape
         self.taps.look()
-        self.recorder.step_begin(PHASES.index(shape.phase), not self._profiled.running)
+        profiled = self._profiled
+        self.recorder.step_begin(PHASES.index(shape.phase), not profiled.running, profiled.slot_of(shape))
         return True
 
     def _admitted(self) -> bool:
@@ -356,6 +357,7 @@ class Window(Lifecycle):
             recorder.step_end(shape.tokens, len(shape.queries), details)
             if recorder.error:
                 return
+            self._profiled.counted(shape)
             if shape.requests:
                 self.requests.add(shape, self._steps)
             self._steps += 1

@@ -233,7 +233,7 @@ def profiled_times(recording: Recording, rates: Rates) -> dict[int, CallTime]:
                 us[kernel.call][step.phase] += kernel.us
                 shortest = min(shortest, kernel.us)
     steps = recording.metadata.steps
-    samples = {sample.call: sample for sample in recording.samples}
+    samples = {sample.call: sample for sample in recording.drawn_samples}
     times = {}
     for call in recording.kernels():
         a_step = {phase: call.counted(phase) / steps[phase] for phase in PHASES if steps.get(phase)}

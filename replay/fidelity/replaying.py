@@ -122,7 +122,7 @@ def replay_kinds(
     show_progress: Callable[[str], None] = lambda name: None,
 ) -> FidelityRun:
     """Replay every Call and Program of `kinds`; call `show_progress` before each."""
-    samples, steps = samples_by_call(recording.samples), steps_by_rank(recording.steps)
+    samples, steps = samples_by_call(recording.samples, compared=True), steps_by_rank(recording.steps)
     run = FidelityRun(Fidelity([]))
     for kind in kinds:
         chosen = {number: choose_sample(recording.calls[number], kind, samples, steps) for number in kind.invocations}

@@ -31,7 +31,7 @@ SHAPES = "further shapes, which are counted with this one"
 
 def from_recording(recording: Recording) -> tuple[list[TraceLine], Loss]:
     """The trace lines of a Recording's kernels, in a fixed order, and their loss, for `write`."""
-    return trace_lines(recording.calls, recording.samples)
+    return trace_lines(recording.calls, recording.drawn_samples)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,12 @@ class Recording:
 
     @cached_property
     def samples(self) -> list[Sample]:
+        """By line: those drawn of all invocations, and those that stand for a profiled step alone (`compared`)."""
         return list(_read_lines(self.path / "samples.jsonl", Sample))
+
+    @property
+    def drawn_samples(self) -> list[Sample]:
+        return [sample for sample in self.samples if not sample.compared]
 
     def kernels(self, hidden: bool = False) -> list[Call]:
         """The Calls that count as kernels; `hidden` adds views and allocations."""

@@ -93,7 +93,7 @@ class Tap(_Part):
     detail: str = ""
 
 
-FORMAT = (1, 10)
+FORMAT = (1, 11)
 Mode = Literal["eager", "graph"]
 GraphUse = Literal["eager", "piecewise", "full"]
 ValueField = Annotated[Any, PlainValidator(decode), PlainSerializer(encode)]
@@ -341,7 +341,11 @@ class SampledTensor(Record):
 
 
 class Sample(Record):
-    """What one actual invocation held, taken together. Keys are argument paths (`"3"`, `"2.1"`)."""
+    """What one actual invocation held, taken together. Keys are argument paths (`"3"`, `"2.1"`).
+
+    `compared`: taken because its step is like a profiled one, beside the Samples that were drawn of all invocations, so
+    that it stands for none but its own; since format 1.11.
+    """
 
     call: int
     phase: Phase
@@ -350,6 +354,7 @@ class Sample(Record):
     scalars: dict[str, ValueField] = {}
     offsets: dict[str, int] = {}
     tensors: dict[str, SampledTensor] = {}
+    compared: bool = False
 
 
 class RecordedPlan(_Part):

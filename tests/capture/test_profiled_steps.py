@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_graphs import captured
 
 import kcap as kcap_package
 from kcap.capture.fold.coverage import coverage_lines
@@ -20,7 +21,7 @@ from kcap.capture.session import Session
 from kcap.capture.window import profiled
 from kcap.capture.window.profiled import MOST_OFFLINE, MOST_STEPS
 from kcap.capture.window.window import StepShape, Window
-from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.recording import Recording, Sample
 from kcap.schemas.results import coverage as coverage_format
 from kcap.schemas.results.coverage import CoverageSummary, StepCoverage
 from kcap.system import machine, nvml
@@ -84,6 +85,79 @@ def test_profiled_steps_change_no_count_and_no_sample(tmp_path: Path) -> None:
     assert with_coverage.metadata.steps == without.metadata.steps == {"decode": 5}
     assert with_coverage.metadata.batches == without.metadata.batches
     assert with_coverage.metadata.complete
+
+
+@pytest.fixture
+def paged() -> Iterator[torch.library.Library]:
+    with torch.library._scoped_library("kcp", "DEF") as library:
+        library.define("attend(Tensor q, Tensor seq_lens) -> Tensor")
+        library.impl("attend", lambda q, lengths: q + 1, "CPU")
+        yield library
+
+
+def lengths_of(recording: Recording, samples: list[Sample]) -> list[list[int]]:
+    return [recording.array(tensor).tolist() for sample in samples for tensor in sample.tensors.values()]
+
+
+@pytest.mark.parametrize(("recorder", "graphs"), [("native", False), ("native", True), ("python", False)])
+@pytest.mark.usefixtures("no_gradients", "paged")
+def test_a_profiled_batch_has_a_sample_however_rare_it_is(
+    recorder: str, graphs: bool, kind: Any, tmp_path: Path
+) -> None:
+    """Batches of 6 and of 12 run padded to 16, the former in one of 200 counted steps and in one profiled."""
+    window = started(tmp_path, **OFFLINE, recorder=recorder)
+    lengths = torch.zeros(16, dtype=torch.int32)
+
+    def attend() -> None:
+        for _ in range(3):  # layers
+            torch.ops.kcp.attend(A, lengths)
+
+    run_forward = captured(kind, attend).replay if graphs else attend
+    counted = [12] * 100 + [6] + [12] * 99
+
+    def step(number: int, sequences: int) -> None:
+        lengths.copy_(torch.tensor([number] * sequences + [0] * (16 - sequences)))
+        window.begin(StepShape("decode", [1] * sequences, [number] * sequences))
+        run_forward()
+        window.end()
+
+    for number, sequences in enumerate([12, 6, 12]):
+        step(1000 + number, sequences)
+    window.session.profile_file.unlink()
+    for number, sequences in enumerate(counted):
+        step(number, sequences)
+    recording = finished(window, tmp_path)
+    drawn = [sample.step for sample in recording.samples if not sample.compared]
+    compared = [sample for sample in recording.samples if sample.compared]
+    assert 1 < len(drawn) <= 4 and 100 not in drawn
+    assert [sample.step for sample in compared] == sorted({0, 100} - {*drawn})
+    assert lengths_of(recording, compared)[-1] == [100] * 6 + [0] * 10
+    assert recording.drawn_samples == [sample for sample in recording.samples if not sample.compared]
+
+
+@pytest.mark.usefixtures("no_gradients", "paged")
+def test_a_step_that_does_not_count_leaves_its_kind_to_the_next(tmp_path: Path) -> None:
+    window = started(tmp_path, **OFFLINE)
+    lengths = torch.zeros(16, dtype=torch.int32)
+
+    def step(number: int, sequences: int = 1, fails: bool = False) -> None:
+        lengths.fill_(number)
+        window.begin(StepShape("decode", [1] * sequences, [1] * sequences))
+        torch.ops.kcp.attend(A, lengths)
+        window.discard() if fails else window.end()
+
+    step(1000, 2)
+    window.session.profile_file.unlink()
+    for number in range(50):
+        step(number)
+    step(50, 2, fails=True)
+    step(51, 2)
+    step(52, 2)
+    for number in range(53, 100):
+        step(number)
+    recording = finished(window, tmp_path)
+    compared = [sample for sample in recording.samples if sample.compared]
+    assert lengths_of(recording, compared) == [[51] * 16]
 
 
 def test_profiled_steps_without_a_gpu_say_so_and_still_hold_profiler_against_recorder(tmp_path: Path) -> None:

@@ -141,9 +141,15 @@ uint64_t places_of(const Operator& op, c10::ArrayRef<const IValue> inputs) {
   return places;
 }
 
+// Whether this is the first invocation of a call in a step that has a Sample of each.
+bool fills_slot(const Thread& t, Reservoir& reservoir) {
+  return C10_UNLIKELY(t.slot >= 0) && t.stepping && std::exchange(reservoir.undrawn, t.epoch) != t.epoch;
+}
+
 void sample_if_due(Thread& t, Entry& e, const Call& call) {
   const size_t phase = phase_of(t);
   Reservoir& reservoir = e.reservoirs[phase];
+  if (fills_slot(t, reservoir)) take_sample(t, e, call.inputs, phase, t.slot);
   if (!reservoir.due()) return;
   const uint64_t places = t.stepping ? places_of(*e.op, call.inputs) : 0;
   if (!may_sample(t) || reservoir.knows(t.epoch, places)) reservoir.later();

@@ -276,15 +276,16 @@ bool copy_input(PendingSample& sample, const GraphInput& input, Copied& copied) 
   return true;
 }
 
-void missed(Reservoir& reservoir) {
+void missed(Reservoir* reservoir) {
   g->shard.header(hSamplesSkipped)++;
-  reservoir.missed();
+  if (reservoir) reservoir->missed();
 }
 
-void sample_call(Thread& t, const GraphSample& from, size_t phase, Reservoir& reservoir, Copied& copied) {
-  UnfinishedSample unfinished{{}, {}, &reservoir, g->banks.turn()};
+// `reservoir`: that it was drawn by; nullptr: it was not.
+void sample_call(Thread& t, const GraphSample& from, size_t phase, int slot, Reservoir* reservoir, Copied& copied) {
+  UnfinishedSample unfinished{{}, {}, reservoir, g->banks.turn()};
   PendingSample& sample = unfinished.sample;
-  sample.head = sample_head(t, *from.call, phase, reservoir.slot());
+  sample.head = sample_head(t, *from.call, phase, slot);
   sample.step = step_of(t);
   if (!from.offsets.empty()) sample.head += ",\"offsets\":{" + from.offsets + "}";
   for (const GraphInput& input : from.inputs) {
@@ -296,7 +297,7 @@ void sample_call(Thread& t, const GraphSample& from, size_t phase, Reservoir& re
   }
   if (!unfinished.inputs.empty()) return t.unfinished_samples.push_back(std::move(unfinished));
   if (!sample.tensors.empty() || (from.inputs.empty() && !from.offsets.empty())) g->banks.add(std::move(sample));
-  reservoir.taken(t.epoch, 0);
+  if (reservoir) reservoir->taken(t.epoch, 0);
 }
 
 void sample_graph(Thread& t, const Graph& graph) {
@@ -304,9 +305,10 @@ void sample_graph(Thread& t, const Graph& graph) {
   Copied copied;
   for (const GraphSample& from : graph.samples) {
     Reservoir& reservoir = from.call->reservoirs[phase];
+    if (fills_slot(t, reservoir)) sample_call(t, from, phase, t.slot, nullptr, copied);
     if (!reservoir.due()) continue;
     if (!may_sample(t)) reservoir.later();
-    else sample_call(t, from, phase, reservoir, copied);
+    else sample_call(t, from, phase, reservoir.slot(), &reservoir, copied);
   }
 }
 
@@ -326,9 +328,9 @@ void launched(Thread& t) {
     const auto& inputs = unfinished.inputs;
     const bool whole = unfinished.turn == g->banks.turn() &&  // else the bank that holds the copies is another's by now
                        std::all_of(inputs.begin(), inputs.end(), [&](const GraphInput* input) { return copy_input(unfinished.sample, *input, copied); });
-    if (!whole) { missed(*unfinished.reservoir); continue; }
+    if (!whole) { missed(unfinished.reservoir); continue; }
     g->banks.add(std::move(unfinished.sample));
-    unfinished.reservoir->taken(t.epoch, 0);
+    if (unfinished.reservoir) unfinished.reservoir->taken(t.epoch, 0);
   }
   t.unfinished_samples.clear();
 }

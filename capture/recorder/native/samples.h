@@ -35,6 +35,7 @@ inline double uniform(uint64_t& state) {  // SplitMix64 (public domain), in (0, 
 struct Reservoir {
   uint64_t seen = 0, next = 1, state = 0;
   uint64_t epoch = 0, places = 0;  // of the last one taken: its thread's step, and where its tensors were
+  uint64_t undrawn = 0;  // likewise the step of the last one that was not drawn
   int filled = 0, misses = 0;
 
   bool due() { return C10_UNLIKELY(++seen >= next); }

@@ -124,7 +124,7 @@ struct Graph {
 struct UnfinishedSample {
   PendingSample sample;
   std::vector<const GraphInput*> inputs;
-  Reservoir* reservoir;
+  Reservoir* reservoir;  // nullptr: not drawn
   uint64_t turn;
 };
 
@@ -156,6 +156,7 @@ struct Thread {
   int replaced_depth = 0;  // `aten_depth`, while something runs in the place of such an operator
   bool busy = false, stepping = false, sampled = true, unfinished = false;
   size_t phase = 3;
+  int slot = -1;  // of a Sample of each call of the step, beside those drawn
   uint64_t epoch = 0, epochs = 0;  // of `program`: frames know by it whether theirs is still there
   std::vector<Entry*> program;
   std::unique_ptr<Capture> capture;

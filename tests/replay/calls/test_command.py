@@ -82,10 +82,11 @@ def test_a_call_is_timed_on_the_samples_of_its_phase(recorded: Write, tmp_path: 
         }
     )
     samples = [Sample(call=0, phase=p, scalars={"1": v}) for p, v in (("prefill", 1), ("decode", 2), ("decode", 2))]
+    samples.insert(1, Sample(call=0, phase="decode", scalars={"1": 3}, compared=True))
     path = recorded([drifting], samples)
-    assert measured(path, tmp_path / "all.jsonl") == [(0, ["prefill"], 5), (1, ["decode"], 5)]
+    assert measured(path, tmp_path / "all.jsonl") == [(0, ["prefill"], 5), (2, ["decode"], 5)]
     (job,) = open_source(path, Choice(phase="decode"), keep_going=False).jobs
-    assert ([(g.index, g.phases) for g in job.groups], job.count) == ([(1, ["decode"])], 3)
+    assert ([(g.index, g.phases) for g in job.groups], job.count) == ([(2, ["decode"])], 3)
 
 
 def test_a_sample_that_was_skipped_is_told_by_the_exit_code(recorded: Write) -> None:
