@@ -13,6 +13,7 @@ Pairs = list[tuple[str, Any]]
 
 MISSING = inspect.Parameter.empty
 OPENING, CLOSING = tuple("[({<"), tuple("])}>")
+NUMBERED = [f"arg{i}" for i in range(64)]
 _SPLIT = re.compile(r"""'[^']*'|"[^"]*"|->|[\[({<,\])}>]""")
 
 
@@ -30,7 +31,8 @@ class Binder:
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pairs:
         if not self.known:
-            return [*((f"arg{i}", arg) for i, arg in enumerate(args)), *kwargs.items()]
+            names = NUMBERED if len(args) <= len(NUMBERED) else [f"arg{i}" for i in range(len(args))]
+            return [*zip(names, args, strict=False), *kwargs.items()]
         positional_count = min(len(args), len(self.positional))
         pairs: Pairs = list(zip(self.positional, args, strict=False))
         if len(args) > positional_count:

@@ -162,8 +162,8 @@ class Externals:
         recorder = self._host.recorder
         if recorder is None:
             return False
-        number = self.operator(operator, [name for name, _ in arguments], work)
-        entered = recorder.call(number, launch, [value for _, value in arguments], True, detail)
+        names, values = zip(*arguments, strict=True) if arguments else ((), ())
+        entered = recorder.call(self.operator(operator, names, work), launch, values, True, detail)
         if entered:
             self._thread.spans.append(_span(f"{CALL_SPAN}{operator}") if self._host.profiling else None)
         return entered

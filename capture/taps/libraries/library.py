@@ -114,7 +114,7 @@ class Calls:
     ) -> Any:
         entered = False
         try:  # a call that takes no tensor launches nothing
-            if not self.off and any(map(_holds_tensor, (*args, *kwargs.values()))) and self.listener.may_record(detail):
+            if not self.off and _takes_tensor(args, kwargs) and self.listener.may_record(detail):
                 number = -1 if launch is None else launch()
                 entered = self.listener.enter(operator, describe(args, kwargs), work, detail, number)
         except Exception as error:
@@ -137,6 +137,11 @@ class Calls:
         if not self.off:
             self.off = True
             self.listener.failed(self.tap, error)
+
+
+def _takes_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    first = args[0] if args else None  # mostly it is one
+    return isinstance(first, torch.Tensor) or any(map(_holds_tensor, (*args, *kwargs.values())))
 
 
 def _holds_tensor(value: Any) -> bool:
