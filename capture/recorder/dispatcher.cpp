@@ -176,20 +176,6 @@ int64_t kcap_operator(const char* name, const char* arguments, int work, int reg
   return number;
 }
 
-// Of an operator of the dispatcher that is called past it, by its name without an overload; -1: there is none.
-int64_t kcap_dispatched(const char* name) {
-  int64_t number = -1;
-  kcap::guarded([&] {
-    const auto handle = c10::Dispatcher::singleton().findSchema({name, ""});
-    if (!handle) return;
-    auto* op = g->operators.of(handle->schema());
-    std::lock_guard<std::mutex> guard(g->mutex);
-    g->externals.push_back(op);
-    number = static_cast<int64_t>(g->externals.size()) - 1;
-  });
-  return number;
-}
-
 int64_t kcap_launch(const char* json) {
   int64_t number = -1;
   kcap::guarded([&] {

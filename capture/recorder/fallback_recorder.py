@@ -119,9 +119,6 @@ class DispatchModeRecorder:
         self._operators.append((name, arguments, work, region))
         return len(self._operators) - 1
 
-    def dispatched(self, name: str) -> int:
-        return -1
-
     def launch(self, body: bytes) -> int:
         self._launches.append(orjson.loads(body))
         return len(self._launches) - 1

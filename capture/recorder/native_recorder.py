@@ -78,9 +78,6 @@ class NativeRecorder:
     def operator(self, name: str, arguments: Sequence[str], work: bool, region: bool = False) -> int:
         return int(self._quick.kcap_operator(name.encode(), " ".join(arguments).encode(), int(work), int(region)))
 
-    def dispatched(self, name: str) -> int:
-        return int(self._quick.kcap_dispatched(name.encode()))
-
     def launch(self, body: bytes) -> int:
         return int(self._quick.kcap_launch(body))
 
@@ -140,13 +137,12 @@ class NativeRecorder:
 
 def _declare(lib: ctypes.PyDLL) -> None:
     number, text, small = ctypes.c_int64, ctypes.c_char_p, ctypes.c_int
-    for name in ("step_program", "operator", "dispatched", "launch", "text", "graph_nodes", "graph_end"):
+    for name in ("step_program", "operator", "launch", "text", "graph_nodes", "graph_end"):
         getattr(lib, f"kcap_{name}").restype = number
     lib.kcap_error.restype = text
     lib.kcap_may_record.argtypes = [small]
     lib.kcap_launch.argtypes = [text]
     lib.kcap_text.argtypes = [text]
-    lib.kcap_dispatched.argtypes = [text]
     lib.kcap_operator.argtypes = [text, text, small, small]
     lib.kcap_python_call.argtypes = [ctypes.py_object]
     lib.kcap_python_call.restype = ctypes.py_object

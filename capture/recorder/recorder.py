@@ -47,10 +47,6 @@ class Recorder(Protocol):
         a call of it in which nothing was recorded is not kept.
         """
 
-    def dispatched(self, name: str) -> int:
-        """A number for the dispatcher's operator `name`, which has no overload, to tell of calls past the dispatcher as
-        of others; -1: that cannot be. Their values are those of all its parameters, of the types that these have."""
-
     def launch(self, body: bytes) -> int:
         """A number for what a kernel is launched with: the JSON of kcap.schemas.recording.recording.Launch."""
 

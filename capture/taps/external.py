@@ -168,20 +168,6 @@ class Externals:
             self._thread.spans.append(_span(f"{CALL_SPAN}{operator}") if self._host.profiling else None)
         return entered
 
-    def dispatched(self, name: str) -> int:
-        """As `Recorder.dispatched`."""
-        assert self._host.recorder is not None
-        return self._host.recorder.dispatched(name)
-
-    def enter_dispatched(self, operator: int, values: Sequence[Any]) -> bool:
-        """A call of an operator with a number of `dispatched` begins; False when it is not recorded, and then is not
-        left."""
-        recorder = self._host.recorder
-        entered = recorder is not None and recorder.call(operator, -1, values, True, False)
-        if entered:
-            self._thread.spans.append(None)
-        return entered
-
     def enter_region(self, operator: int, values: Sequence[Any]) -> bool:
         """What runs on this thread until `leave_region` is in a region; False when it is not, and then is not left."""
         recorder = self._host.recorder

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -27,8 +24,8 @@ CUSTOM_OP = """
 import torch
 _profiling = torch._C._autograd._profiler_enabled
 def _call_directly_in_eager(op_func, op):
-    def call(*args, **kwargs):
-        return op(*args, **kwargs) if _profiling() else op_func(*args, **kwargs)
+    def call(*args):
+        return op(*args) if _profiling() else op_func(*args)
     return call
 """
 UNKNOWN = "def _call_directly_in_eager(op_func, op):\n    return op_func\n"
@@ -60,132 +57,23 @@ def finished(window: Window, tmp_path: Path) -> Recording:
     return fold_session(window.session, tmp_path / "out")
 
 
-class Direct:
-    """An operator that is called past the dispatcher, once it is `hooked`."""
-
-    def __init__(self, window: Window, schema: str, function: Callable[..., Any]) -> None:
-        self.library = torch.library.Library("kcap_direct", "FRAGMENT")
-        name = schema.partition("(")[0]
-        self.library.define(schema)
-        self.library.impl(name, lambda *args, **kwargs: function(*args, **kwargs), "CPU")
-        module = module_of(operators.MODULE, CUSTOM_OP)
-        operators.hook_operators(module, window)
-        self.operator = getattr(torch.ops.kcap_direct, name)
-        self.directly: list[int] = []
-
-        @functools.wraps(function)
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.directly.append(1)
-            return function(*args, **kwargs)
-
-        self.call = module._call_directly_in_eager(counted, self.operator)
-
-
-def calls_of(recording: Recording, name: str) -> list[tuple[int, str]]:
-    """Count and kind of each Call of the operator."""
-    return [(call.total, call.kind) for call in recording.calls if call.operator == f"kcap_direct::{name}"]
-
-
-STORE = "(Tensor x, Tensor? mask, int rows, *, float eps=0.5, bool last=False) -> Tensor"
-
-
-def test_a_call_past_the_dispatcher_is_told_of_as_one_through_it(window: Window, tmp_path: Path) -> None:
-    direct = Direct(window, f"store{STORE}", lambda x, mask, rows, *, eps=0.5, last=False: x * 2)
-
-    def run() -> None:
-        assert torch.equal(direct.call(A, None, 3, last=True), A * 2)
-        assert torch.equal(direct.call(A, mask=None, rows=3, eps=0.5, last=True), A * 2)
-        direct.operator(A, None, 3, last=True)
-        assert len(direct.directly) == 3
-
-    direct.call(A, None, 3)
-    step(window, run)
-    recording = finished(window, tmp_path)
-    direct.call(A, None, 3)
-    assert len(direct.directly) == 4, "before the window opens, and after it has closed"
-    assert calls_of(recording, "store") == [(3, "kernel")]
-    assert "aten::mul" not in {call.operator for call in recording.kernels() if call.total}
-
-
-@pytest.mark.parametrize(
-    ("name", "args", "kwargs"),
-    [
-        ("float_of_an_int", (A, None, 3), {"eps": 1}),
-        ("int_of_a_bool", (A, None, True), {}),
-        ("bool_of_an_int", (A, None), {"rows": 3, "last": 1}),
-        ("no_tensor", ("A", None, 3), {}),
-        ("unknown_name", (A, None, 3), {"first": True}),
-        ("too_few", (A,), {"eps": 0.5}),
-        ("too_many", (A, None, 3, 0.5), {}),
-        ("twice", (A, None, 3), {"rows": 3}),
-    ],
-)
-def test_what_the_dispatcher_converts_or_refuses_comes_through_it(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], window: Window, tmp_path: Path
+def test_an_operator_called_directly_comes_through_the_dispatcher_while_kcap_listens(
+    window: Window, tmp_path: Path
 ) -> None:
-    direct = Direct(window, f"{name}{STORE}", lambda x, mask, rows, *, eps=0.5, last=False: x * 2)
-    fails = name in ("no_tensor", "unknown_name", "too_few", "too_many", "twice")
-
-    def run() -> None:
-        with pytest.raises((RuntimeError, TypeError)) if fails else contextlib.nullcontext():
-            direct.call(*args, **kwargs)
-
-    step(window, run)
-    assert not direct.directly
-    assert calls_of(finished(window, tmp_path), name) == ([] if fails else [(1, "kernel")])
-
-
-def test_an_operator_with_lists_comes_through_the_dispatcher_while_kcap_listens(window: Window, tmp_path: Path) -> None:
-    direct = Direct(window, "scale(Tensor x, int[] sizes) -> Tensor", lambda x, sizes: x * 2)
-    direct.call(A, [1])
-    step(window, lambda: direct.call(A, [1]))
+    library = torch.library.Library("kcap_direct", "DEF")
+    library.define("scale(Tensor x) -> Tensor")
+    library.impl("scale", lambda x: x * 2, "CPU")
+    module = module_of(operators.MODULE, CUSTOM_OP)
+    directly: list[int] = []
+    call = module._call_directly_in_eager(lambda x: directly.append(1), torch.ops.kcap_direct.scale)
+    operators.hook_operators(module, window)
+    call(A)
+    step(window, lambda: call(A))
+    assert len(directly) == 1, "before the window opens it stays direct"
     recording = finished(window, tmp_path)
-    direct.call(A, [1])
-    assert len(direct.directly) == 2, "before the window opens, and after it has closed, it is direct"
-    assert calls_of(recording, "scale") == [(1, "kernel")]
-
-
-@pytest.mark.parametrize(("inside", "kind"), [(1, "kernel"), (2, "region")])
-def test_one_kernel_in_it_is_its_detail_and_several_make_it_a_region(
-    inside: int, kind: str, window: Window, tmp_path: Path
-) -> None:
-    """As in one that comes through the dispatcher."""
-
-    def launch(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(inside):
-            assert window.taps.externals.enter("tvm::kernel", [("x", x)], detail=True)
-            window.taps.externals.leave()
-        return x * 2
-
-    direct = Direct(window, f"launch{inside}(Tensor x) -> Tensor", launch)
-    step(window, lambda: (direct.call(A), direct.operator(A)))
-    recording = finished(window, tmp_path)
-    assert calls_of(recording, f"launch{inside}") == [(2, kind)]
-    assert sum(call.total for call in recording.kernels() if call.operator == "tvm::kernel") == (4 if inside > 1 else 0)
-
-
-def test_an_error_in_it_is_its_callers_and_the_next_call_is_recorded(window: Window, tmp_path: Path) -> None:
-    def fail(x: torch.Tensor, rows: int) -> torch.Tensor:
-        if rows == 0:
-            raise ValueError("no rows")
-        return x * 2
-
-    direct = Direct(window, "checked(Tensor x, int rows) -> Tensor", fail)
-
-    def run() -> None:
-        with pytest.raises(ValueError, match="no rows"):
-            direct.call(A, 0)
-        direct.call(A, 1)
-
-    step(window, run)
-    assert calls_of(finished(window, tmp_path), "checked") == [(1, "kernel"), (1, "kernel")]
-
-
-def test_where_a_solution_may_stand_in_its_place_it_always_comes_through_the_dispatcher(window: Window) -> None:
-    window.session = replace(window.session, plan={"sha256": "0" * 64})
-    direct = Direct(window, "planned(Tensor x) -> Tensor", lambda x: x * 2)
-    direct.call(A)
-    assert not direct.directly
+    call(A)
+    assert len(directly) == 2, "and after it has closed"
+    assert {call.operator: call.total for call in recording.calls}["kcap_direct::scale"] == 1
 
 
 def test_an_sglang_whose_operators_always_come_through_the_dispatcher_is_left_alone(

@@ -176,7 +176,7 @@ void fail_if_asked() {
 
 // Whether the operator that a `detail` is called in stays a kernel, as far as is known: those around it are regions.
 bool keeps_detail(Frame* f) {
-  const bool operates = f && f->entry && (!f->from_outside || f->entry->op->dispatched) && !f->has_kernels && !f->has_detail;
+  const bool operates = f && !f->from_outside && f->entry && !f->has_kernels && !f->has_detail;
   return operates && (f->has_detail = true);
 }
 

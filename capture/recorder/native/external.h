@@ -157,7 +157,7 @@ inline bool record_call(int64_t op, int64_t launch, const std::vector<IValue>& i
     frame = begun(t, {called, c10::ArrayRef<const IValue>(inputs.data(), inputs.size()), launched, detail});
     if (!frame) return;
     frame->from_outside = enter;
-    frame->library = enter && !region && !called->dispatched;
+    frame->library = enter && !region;
     if (enter) return;
     ended(t, *frame);
     if (t.capture && !t.capture->nodes.empty()) t.capture->nodes.back().end++;  // the launch to come

@@ -30,7 +30,6 @@ struct Operator {
   std::string name;       // aten::add.Tensor
   std::string base_name;  // aten::add, compared on each lookup: a freed schema's memory may be reused
   bool aten = false;      // aten, prim, prims: what runs inside one is its detail
-  bool dispatched = false;  // it has a schema
   bool work = true;       // false: a view or an allocation
   bool graph = false;     // as it is called while a graph is captured: its scalars are fixed, and never drift
   bool region = false;    // the engine's own name for what runs in it, where everything counts as it does outside
@@ -195,15 +194,6 @@ class Operators {
     return &op;
   }
 
-  Operator* of(const c10::FunctionSchema& schema) {
-    std::string name = schema.name();
-    if (!schema.overload_name().empty()) name += "." + schema.overload_name();
-    std::lock_guard<std::mutex> guard(mutex_);
-    auto [it, fresh] = by_name_.try_emplace(name, nullptr);
-    if (fresh) it->second = make(name, schema);
-    return it->second;
-  }
-
   Operator* in_graph(Operator* op) {
     Operator* twin = op->in_graph.load(std::memory_order_acquire);
     return C10_LIKELY(twin != nullptr) ? twin : make_twin(op);
@@ -213,7 +203,13 @@ class Operators {
   Operator* find_slow(const at::RecordFunction& fn) {
     if (fn.num_inputs() == 0 && fn.overload_name()[0] == '\0' && !std::strstr(fn.name(), "::")) return nullptr;
     const auto schema = fn.operator_schema();
-    return schema ? of(*schema) : nullptr;
+    if (!schema) return nullptr;
+    std::string name = schema->name();
+    if (!schema->overload_name().empty()) name += "." + schema->overload_name();
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto [it, fresh] = by_name_.try_emplace(name, nullptr);
+    if (fresh) it->second = make(name, *schema);
+    return it->second;
   }
 
   Operator* make_twin(Operator* op) {
@@ -223,7 +219,6 @@ class Operators {
     twin.name = op->name;
     twin.base_name = op->base_name;
     twin.aten = op->aten;
-    twin.dispatched = op->dispatched;
     twin.work = op->work;
     twin.graph = true;
     twin.region = op->region;
@@ -241,7 +236,6 @@ class Operators {
     op.base_name = schema.name();
     op.serial = static_cast<uint32_t>(all_.size());
     const std::string space = op.base_name.substr(0, op.base_name.find("::"));
-    op.dispatched = true;
     op.aten = space == "aten" || space == "prim" || space == "prims";
     op.work = !(is_view(schema) || is_inplace_view(schema) || is_allocation(op.base_name));
     op.autocast = autocast_kernels(schema);
