@@ -22,16 +22,16 @@ from kcap.schemas.recording.recording import PHASES, Sample, SampledTensor
 from kcap.schemas.recording.values import Value, encode
 
 SAMPLES_PER_CALL = 4
-MOST_VALUES = (
-    1 << 20
-)  # bytes of a Call's Samples in a phase, unless one alone has more: tables of pages grow with a batch
+# Bytes of values in those that are drawn of a Call, a phase and a rank, unless one alone has more: tables of pages grow
+# with a batch.
+MOST_VALUES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Candidate:
     """What one invocation held, by its shard's own `call`. `weight`: how many invocations it stands for.
 
-    `drawn`: of all invocations; `compared`: for its step, which is like a profiled one. It may be both.
+    `drawn`: from all invocations; `compared`: for its step, which is like a profiled one. It may be both.
     """
 
     call: int
@@ -145,8 +145,8 @@ def _chosen(candidates: list[Candidate]) -> list[Candidate]:
 def _spread(ordered: list[Candidate]) -> list[Candidate]:
     """SAMPLES_PER_CALL of them, or as many as MOST_VALUES has room for, in proportion to the invocations that each
     stands for, spread over the steps."""
-    largest = max((candidate.nbytes for candidate in ordered), default=0)
-    most = max(1, min(SAMPLES_PER_CALL, MOST_VALUES // max(largest, 1)))
+    largest = sorted((candidate.nbytes for candidate in ordered), reverse=True)[:SAMPLES_PER_CALL]
+    most = max(1, sum(size <= MOST_VALUES for size in itertools.accumulate(largest)))
     if len(ordered) <= most:
         return ordered
     reached = list(itertools.accumulate(candidate.weight for candidate in ordered))

@@ -34,7 +34,7 @@ class DispatchModeRecorder:
         self._modes = threading.local()
         self._mode = self._of_this_thread()  # that of the thread whose calls are recorded
         self._open = self._loose = self._stepping = False
-        self._sampled, self._capturing, self._slot = True, False, -1
+        self._sampled, self._capturing = True, False
         self._phase = OTHER
         self._operators: list[tuple[str, Sequence[str], bool, bool]] = []
         self._launches: list[dict[str, Any]] = []
@@ -71,11 +71,8 @@ class DispatchModeRecorder:
         if number is None:
             self._shard.cells[OVERFLOW] += 1
             return None
-        step = self._shard.steps if self._stepping else None
-        if self._stepping and self._slot >= 0 and number not in self._program:
-            self._table.sample(number, call, self._phase, step, self._slot)
         if self._sampled or not self._stepping:
-            self._table.sample(number, call, self._phase_now(), step)
+            self._table.sample(number, call, self._phase_now(), self._shard.steps if self._stepping else None)
         self._program.append(number)
         if alone and not self._stepping and not self._mode.stack:
             self._count_loose(OTHER)
@@ -200,7 +197,8 @@ class DispatchModeRecorder:
         self._pop()
 
     def step_begin(self, phase: int, sampled: bool = True, slot: int = -1) -> None:
-        self._phase, self._stepping, self._sampled, self._slot = phase, True, sampled, slot
+        """No slot is filled: of what it could hold, what lies on a GPU is not read."""
+        self._phase, self._stepping, self._sampled = phase, True, sampled
         self._program = []
         self._push()
 

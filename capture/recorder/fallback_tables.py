@@ -144,11 +144,9 @@ class CallTable:
             self._write(orjson.dumps({"t": "region", "id": self._regions[number], "of": number}) + b"\n")
         return self._regions[number]
 
-    def sample(self, number: int, call: Described, phase: int, step: int | None, slot: int = -1) -> None:
-        """Into `slot`; -1: one of the first SAMPLES invocations in a phase. Tensors on a GPU are not read: that would
-        stall its stream."""
-        drawn = self._sampled[number, phase]
-        if (slot < 0 and drawn >= SAMPLES) or (number in self._shapes and call is not self._calls[number]):
+    def sample(self, number: int, call: Described, phase: int, step: int | None) -> None:
+        """The first SAMPLES invocations in a phase; tensors on a GPU are not read: that would stall its stream."""
+        if self._sampled[number, phase] >= SAMPLES or (number in self._shapes and call is not self._calls[number]):
             return
         tensors = {
             str(i): _content(tensor)
@@ -161,10 +159,10 @@ class CallTable:
         }
         scalars, offsets = call.drifted(*self._drift.get(call.operator, (0, 0)))
         if tensors or scalars or offsets:
-            line = {"t": "sample", "call": number, "phase": phase, "slot": drawn if slot < 0 else slot}
+            line = {"t": "sample", "call": number, "phase": phase, "slot": self._sampled[number, phase]}
             held = {"scalars": scalars, "offsets": offsets, "tensors": tensors}
             self._write(orjson.dumps({**line, **({} if step is None else {"step": step}), **held}) + b"\n")
-        self._sampled[number, phase] += slot < 0
+        self._sampled[number, phase] += 1
 
     def _kept(self, call: Described, name: str) -> bool:
         if call.operator.startswith("aten::"):

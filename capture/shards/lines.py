@@ -252,7 +252,7 @@ class SampleLine(Line):
     """What one invocation held. A later line of the same call, phase and slot replaces it. `step` None: in no step.
 
     Slots from FIRST_COMPARED on (`kcap.capture.recorder.recorder`) are of steps that are like profiled ones, one slot
-    for each kind; those before are drawn of all invocations.
+    for each kind; those before are drawn from all invocations.
     """
 
     t: Literal["sample"]

@@ -62,15 +62,17 @@ def sequence_lists(shape: StepShape) -> dict[str, list[int]]:
     return {"lengths": shape.lengths[:MAX_LISTED], "queries": shape.queries[:MAX_LISTED], **cached}
 
 
-def step_details(shape: StepShape, index: int, numbers: Callable[[list[str]], list[int]]) -> bytes:
+def step_details(
+    shape: StepShape, index: int, numbers: Callable[[list[str]], list[int]], listed: bool = False
+) -> bytes:
     """More members of the line of the step `index`, each after a comma; empty: it has no line.
 
-    `numbers`: of requests, by which the line names them.
+    `numbers`: of requests, by which the line names them. `listed`: it has one in any case.
 
     Past the limit the lines thin out by halves, so that the sample stays spread over the whole run.
     """
     every = 1 << max(0, (index // MAX_STEP_LINES).bit_length())
-    if index % every:
+    if index % every and not listed:
         return b""
     requests = {"requests": numbers(shape.requests[:MAX_LISTED])} if shape.requests else {}
     return b"," + orjson.dumps(sequence_lists(shape) | requests)[1:-1]

@@ -353,7 +353,8 @@ class Window(Lifecycle):
         elif self._profiled.running:
             self._profiled.end(shape, recorder)
         else:
-            details = step_details(shape, self._steps, self.requests.numbers)
+            compared = self._profiled.slot_of(shape) >= 0
+            details = step_details(shape, self._steps, self.requests.numbers, compared)
             recorder.step_end(shape.tokens, len(shape.queries), details)
             if recorder.error:
                 return

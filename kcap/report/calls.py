@@ -214,7 +214,7 @@ def call_details(recording: Recording | None, calls: Sequence[Call]) -> CallDeta
     details.texts, details.launches = texts.values, launches.values
     if recording is not None:
         by_id = {call.id: call for call in calls}
-        _add_samples(details, recording.samples, by_id)
+        _add_samples(details, recording.drawn_samples, by_id)
         details.agents = turn_details(recording)
         for call in calls:
             if call.launch is not None:

@@ -101,7 +101,7 @@ def choose_samples(recording: Recording, chosen: ChosenProgram, calls: Iterable[
     Of the Program's phase, and of the step asked for, or else of the Program's step with the most Samples; where the
     Call was not sampled in that step, of the nearest one, of the same rank if that has any: replicas' batches differ.
     """
-    samples = samples_by_call(recording.samples, compared=True)
+    samples = samples_by_call(recording.samples, compared=chosen.step is not None)
     needing = [call for call in calls if needs_sample(call)]
     step = common_step(recording, chosen, samples, needing)
     return {call.id: nearest_line(samples.get(call.id, []), chosen.kind.phase, step) for call in needing}

@@ -147,7 +147,7 @@ def sampled_routing(recording: Recording) -> dict[int, torch.Tensor]:
     Of one batch in one layer, for layers prefer other experts, and their sum would look as if none were preferred.
     """
     routing: dict[int, torch.Tensor] = {}
-    for sample in recording.samples:
+    for sample in recording.drawn_samples:
         call = recording.calls[sample.call]
         rule = replay_rule_for(base_of(call.operator))
         if type(rule).chosen_experts is ReplayRule.chosen_experts:

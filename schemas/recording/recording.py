@@ -115,7 +115,7 @@ class Recording:
 
     @cached_property
     def samples(self) -> list[Sample]:
-        """By line: those drawn of all invocations, and those that stand for a profiled step alone (`compared`)."""
+        """By line: those drawn from all invocations, and those that stand for a profiled step alone (`compared`)."""
         return list(_read_lines(self.path / "samples.jsonl", Sample))
 
     @property

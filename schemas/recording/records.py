@@ -343,8 +343,8 @@ class SampledTensor(Record):
 class Sample(Record):
     """What one actual invocation held, taken together. Keys are argument paths (`"3"`, `"2.1"`).
 
-    `compared`: taken because its step is like a profiled one, beside the Samples that were drawn of all invocations, so
-    that it stands for none but its own; since format 1.11.
+    `compared`: taken because its step is like a profiled one, besides the Samples drawn from all invocations: it stands
+    only for those of that step. Since format 1.11.
     """
 
     call: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,11 @@ from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import Session
 from kcap.capture.window import profiled
 from kcap.capture.window.profiled import MOST_OFFLINE, MOST_STEPS
+from kcap.capture.window.step import MAX_STEP_LINES
 from kcap.capture.window.window import StepShape, Window
+from kcap.replay.fidelity.engine import StepKind
+from kcap.replay.fidelity.replaying import nearest_sample, steps_by_rank
+from kcap.replay.source import samples_by_call
 from kcap.schemas.recording.recording import Recording, Sample
 from kcap.schemas.results import coverage as coverage_format
 from kcap.schemas.results.coverage import CoverageSummary, StepCoverage
@@ -75,7 +80,7 @@ def checked(directory: Path, before: int, steps: int) -> Recording:
     return finished(window, directory)
 
 
-def test_profiled_steps_change_no_count_and_no_sample(tmp_path: Path) -> None:
+def test_profiled_steps_change_no_count_and_no_sample_drawn(tmp_path: Path) -> None:
     window = started(tmp_path / "without")
     run(window, 5)
     without, with_coverage = finished(window, tmp_path / "without"), checked(tmp_path / "with", 3, 5)
@@ -99,13 +104,12 @@ def lengths_of(recording: Recording, samples: list[Sample]) -> list[list[int]]:
     return [recording.array(tensor).tolist() for sample in samples for tensor in sample.tensors.values()]
 
 
-@pytest.mark.parametrize(("recorder", "graphs"), [("native", False), ("native", True), ("python", False)])
+@pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.usefixtures("no_gradients", "paged")
-def test_a_profiled_batch_has_a_sample_however_rare_it_is(
-    recorder: str, graphs: bool, kind: Any, tmp_path: Path
-) -> None:
-    """Batches of 6 and of 12 run padded to 16, the former in one of 200 counted steps and in one profiled."""
-    window = started(tmp_path, **OFFLINE, recorder=recorder)
+def test_a_profiled_batch_has_a_sample_however_rare_it_is(graphs: bool, kind: Any, tmp_path: Path) -> None:
+    """Batches of 6 and of 12 run padded to 16, the former in one profiled step and in one of many that count, of which
+    not each is listed."""
+    window = started(tmp_path, **OFFLINE)
     lengths = torch.zeros(16, dtype=torch.int32)
 
     def attend() -> None:
@@ -113,7 +117,8 @@ def test_a_profiled_batch_has_a_sample_however_rare_it_is(
             torch.ops.kcp.attend(A, lengths)
 
     run_forward = captured(kind, attend).replay if graphs else attend
-    counted = [12] * 100 + [6] + [12] * 99
+    rare = MAX_STEP_LINES + 501
+    counted = [12] * rare + [6] + [12] * 99
 
     def step(number: int, sequences: int) -> None:
         lengths.copy_(torch.tensor([number] * sequences + [0] * (16 - sequences)))
@@ -129,10 +134,41 @@ def test_a_profiled_batch_has_a_sample_however_rare_it_is(
     recording = finished(window, tmp_path)
     drawn = [sample.step for sample in recording.samples if not sample.compared]
     compared = [sample for sample in recording.samples if sample.compared]
-    assert 1 < len(drawn) <= 4 and 100 not in drawn
-    assert [sample.step for sample in compared] == sorted({0, 100} - {*drawn})
-    assert lengths_of(recording, compared)[-1] == [100] * 6 + [0] * 10
+    assert len(drawn) == 4 and rare not in drawn
+    assert [sample.step for sample in compared] == sorted({0, rare} - {*drawn})
+    assert lengths_of(recording, compared)[-1] == [rare] * 6 + [0] * 10
+    assert {step.index for step in recording.steps} >= {0, rare}
+    (call,) = (call for call in recording.kernels() if call.operator == "kcp::attend")
+    samples = samples_by_call(recording.samples, compared=True)[call.id]
+    for sequences in (6, 12):
+        wanted = StepKind("decode", sequences, sequences, "eager")
+        assert nearest_sample(samples, wanted, [], steps_by_rank(recording.steps)).sequences == sequences
     assert recording.drawn_samples == [sample for sample in recording.samples if not sample.compared]
+
+
+@pytest.mark.usefixtures("no_gradients", "paged")
+def test_profiled_batches_have_samples_where_each_step_has_a_thread_of_its_own(tmp_path: Path) -> None:
+    window = started(tmp_path, **OFFLINE)
+
+    def step(number: int, sequences: int = 1) -> None:
+        lengths = torch.full((16,), number, dtype=torch.int32)
+        with torch.no_grad():
+            window.begin(StepShape("decode", [1] * sequences, [1] * sequences))
+            torch.ops.kcp.attend(A, lengths)
+            window.end()
+
+    for sequences in (2, 3):
+        step(1000, sequences)
+    window.session.profile_file.unlink()
+    step(0)  # the profiler ends on its own thread
+    for number in range(1, 100):
+        threaded = threading.Thread(target=step, args=(number, {30: 2, 60: 3}.get(number, 1)))
+        threaded.start()
+        threaded.join()
+    recording = finished(window, tmp_path)
+    compared = [sample for sample in recording.samples if sample.compared]
+    assert lengths_of(recording, compared) == [[30] * 16, [60] * 16]
+    assert len(recording.drawn_samples) == 4
 
 
 @pytest.mark.usefixtures("no_gradients", "paged")

@@ -147,7 +147,7 @@ void capture_begin(Thread& t, void* stream) {
   t.capture->program.swap(t.program);
   t.capture->top = std::exchange(t.top, nullptr);
   t.capture->aten_depth = std::exchange(t.aten_depth, 0);
-  t.capture->epoch = std::exchange(t.epoch, ++t.epochs);
+  t.capture->epoch = std::exchange(t.epoch, ++epochs);
   g->captures++;
   update_observer();
 }

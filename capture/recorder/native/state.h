@@ -157,7 +157,7 @@ struct Thread {
   bool busy = false, stepping = false, sampled = true, unfinished = false;
   size_t phase = 3;
   int slot = -1;  // of a Sample of each call of the step, beside those drawn
-  uint64_t epoch = 0, epochs = 0;  // of `program`: frames know by it whether theirs is still there
+  uint64_t epoch = 0;  // of `program`: frames know by it whether theirs is still there
   std::vector<Entry*> program;
   std::unique_ptr<Capture> capture;
   std::vector<UnfinishedSample> unfinished_samples;  // of the graph that is being launched
@@ -226,9 +226,11 @@ struct Recorder {
 Recorder* g = nullptr;
 at::CallbackHandle g_handle = 0;
 
+std::atomic<uint64_t> epochs{0};  // of all threads, whose calls share their Samples
+
 void new_program(Thread& t) {
   t.program.clear();
-  t.epoch = ++t.epochs;
+  t.epoch = ++epochs;
 }
 
 // A new recording begins with nothing known; the frames of operators under way end by themselves.
