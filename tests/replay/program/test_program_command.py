@@ -95,15 +95,19 @@ def test_a_call_that_fails_costs_the_program_that_call_alone(replayed: Replayed)
     assert (one.status, one.replayed) == ("ok", 2)
 
 
-def test_the_step_asked_for_runs_on_its_own_sample(recorded: Write, values: Values) -> None:
+def test_the_step_asked_for_runs_on_its_own_sample_and_others_on_one_that_was_drawn(
+    recorded: Write, values: Values
+) -> None:
     lookup = call("aten::embedding", tensor(9, 2), tensor(2, dtype="int64", storage=1), id=5)
-    samples = [Sample(call=5, phase="decode", step=n, tensors={"1": values([n, n])}) for n in (3, 4)]
-    steps = [Step(index=n, phase="decode", program=0) for n in (3, 4)]
-    path = recorded([*CALLS, lookup], samples, [program(0, [5, 1], {"decode": 2})], steps)
-    done = kcap_replay(path, "--step", 4, "--json")
-    assert done.returncode == 0, done.stderr
-    (one,) = orjson.loads(done.stdout)["programs"]
-    assert (one["step"], [c["sample"] for c in one["calls"]]) == (4, [1, None])
+    held = {n: {"1": values([n, n])} for n in (2, 3, 4)}
+    samples = [Sample(call=5, phase="decode", step=n, tensors=held[n], compared=n != 3) for n in held]
+    steps = [Step(index=n, phase="decode", program=0) for n in held]
+    path = recorded([*CALLS, lookup], samples, [program(0, [5, 1], {"decode": 3})], steps)
+    for options, expected in ((["--step", 4], (4, [2, None])), (["--program"], (None, [1, None]))):
+        done = kcap_replay(path, *options, "--json")
+        assert done.returncode == 0, done.stderr
+        (one,) = orjson.loads(done.stdout)["programs"]
+        assert (one["step"], [c["sample"] for c in one["calls"]]) == expected
 
 
 @pytest.mark.parametrize("options", [["--program"], ["--device", "cuda:77"]])
