@@ -86,8 +86,8 @@ def merge_samples(fold: Fold, ids: dict[bytes, int], programs: Programs) -> tupl
                 scalars, offsets = fold.drifted(index, line.call)
                 held = scalars | line.scalars, offsets | line.offsets, line.tensors
                 compared = line.slot >= FIRST_COMPARED
-                invocations = 0 if compared else fold.invocations[index, line.call, line.phase]
-                weight = invocations / max(1, drawn[line.call, line.phase])
+                place = line.call, line.phase
+                weight = 0.0 if compared else fold.invocations[index, *place] / drawn[place]
                 candidate = Candidate(line.call, line.step, *held, weight, not compared, compared)
                 candidates[number, line.phase, shard.rank].append(candidate)
     values: dict[str, bytes] = {}

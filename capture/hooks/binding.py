@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,6 @@ Pairs = list[tuple[str, Any]]
 
 MISSING = inspect.Parameter.empty
 OPENING, CLOSING = tuple("[({<"), tuple("])}>")
-NUMBERED = [f"arg{i}" for i in range(64)]
 _SPLIT = re.compile(r"""'[^']*'|"[^"]*"|->|[\[({<,\])}>]""")
 
 
@@ -31,8 +31,7 @@ class Binder:
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pairs:
         if not self.known:
-            names = NUMBERED if len(args) <= len(NUMBERED) else [f"arg{i}" for i in range(len(args))]
-            return [*zip(names, args, strict=False), *kwargs.items()]
+            return [*zip(_numbered(len(args)), args, strict=True), *kwargs.items()]
         positional_count = min(len(args), len(self.positional))
         pairs: Pairs = list(zip(self.positional, args, strict=False))
         if len(args) > positional_count:
@@ -48,6 +47,11 @@ class Binder:
     def takes_self(self) -> bool:
         """Whether the first parameter is named `self`."""
         return self.positional[:1] == ("self",)
+
+
+@functools.cache
+def _numbered(count: int) -> list[str]:
+    return [f"arg{i}" for i in range(count)]
 
 
 def binder(function: Callable[..., Any]) -> Binder:

@@ -198,10 +198,10 @@ def _start() -> Any:
     return profiler
 
 
-StepKind = tuple[str, int, int]  # phase, sequences, tokens
+Kind = tuple[str, int, int]  # of a step: phase, sequences, tokens
 
 
-def _kind(shape: StepShape) -> StepKind:
+def _kind(shape: StepShape) -> Kind:
     return shape.phase, len(shape.queries), shape.tokens
 
 
@@ -213,8 +213,7 @@ class ProfiledSteps:
         self._profile = profile
         self._aside: Profile | None = None  # that is over, and runs on another thread
         self._failed = failed
-        self._slots: dict[StepKind, int] = {}  # of profiled kinds, for a Sample of each call of a counted step
-        self._sampled: set[StepKind] = set()
+        self._slots: dict[Kind, int] = {}  # for Samples of profiled kinds, of which no step has counted yet
 
     @property
     def running(self) -> bool:
@@ -271,13 +270,11 @@ class ProfiledSteps:
     def slot_of(self, shape: StepShape) -> int:
         """Where the recorder puts a Sample of each call of this step: a slot of its kind, if that was profiled and none
         of its steps has counted yet; else -1."""
-        kind = _kind(shape)
-        return -1 if self.running or kind in self._sampled else self._slots.get(kind, -1)
+        return -1 if self.running or not self._slots else self._slots.get(_kind(shape), -1)
 
     def counted(self, shape: StepShape) -> None:
-        """A step counted, with the Samples that it was asked for."""
-        if (kind := _kind(shape)) in self._slots:
-            self._sampled.add(kind)
+        """A step counted whose Samples are in the slot of its kind."""
+        del self._slots[_kind(shape)]
 
     def discard(self) -> None:
         """The step raised."""

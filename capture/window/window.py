@@ -358,7 +358,8 @@ class Window(Lifecycle):
             recorder.step_end(shape.tokens, len(shape.queries), details)
             if recorder.error:
                 return
-            self._profiled.counted(shape)
+            if compared:
+                self._profiled.counted(shape)
             if shape.requests:
                 self.requests.add(shape, self._steps)
             self._steps += 1

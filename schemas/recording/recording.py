@@ -118,7 +118,7 @@ class Recording:
         """By line: those drawn from all invocations, and those that stand for a profiled step alone (`compared`)."""
         return list(_read_lines(self.path / "samples.jsonl", Sample))
 
-    @property
+    @cached_property
     def drawn_samples(self) -> list[Sample]:
         return [sample for sample in self.samples if not sample.compared]
 

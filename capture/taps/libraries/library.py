@@ -114,7 +114,7 @@ class Calls:
     ) -> Any:
         entered = False
         try:  # a call that takes no tensor launches nothing
-            if not self.off and _takes_tensor(args, kwargs) and self.listener.may_record(detail):
+            if not self.off and any(map(_holds_tensor, (*args, *kwargs.values()))) and self.listener.may_record(detail):
                 number = -1 if launch is None else launch()
                 entered = self.listener.enter(operator, describe(args, kwargs), work, detail, number)
         except Exception as error:
@@ -139,15 +139,10 @@ class Calls:
             self.listener.failed(self.tap, error)
 
 
-def _takes_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    first = args[0] if args else None  # mostly it is one
-    return isinstance(first, torch.Tensor) or any(map(_holds_tensor, (*args, *kwargs.values())))
-
-
 def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_holds_tensor, value))
-    return isinstance(value, torch.Tensor) or hasattr(type(value), "__dlpack__")
+    if isinstance(value, torch.Tensor):
+        return True
+    return any(map(_holds_tensor, value)) if isinstance(value, list | tuple) else hasattr(type(value), "__dlpack__")
 
 
 def wrap(
