@@ -345,7 +345,7 @@ class PlanWindow(Window):
 
     def _recorded(self, placed: Placed, values: Mapping[str, Any], run: Callable[[], Any]) -> Any:
         """A Solution is a call of its own in the Recording, and the operator around it a region."""
-        tensors = [(f"argument_{path}", value) for path, value in values.items() if isinstance(value, torch.Tensor)]
+        tensors = {f"argument_{path}": value for path, value in values.items() if isinstance(value, torch.Tensor)}
         with self.taps.externals.replacing(placed.replacement.recorded_as, tensors):
             return run()
 

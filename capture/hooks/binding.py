@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-Pairs = list[tuple[str, Any]]
+Named = tuple[tuple[str, ...], Sequence[Any]]  # the arguments of a call, in order: their names, and as many values
 
 MISSING = inspect.Parameter.empty
 OPENING, CLOSING = tuple("[({<"), tuple("])}>")
 _SPLIT = re.compile(r"""'[^']*'|"[^"]*"|->|[\[({<,\])}>]""")
+
+
+def named(arguments: Mapping[str, Any]) -> Named:
+    return tuple(arguments), tuple(arguments.values())
 
 
 @dataclass(frozen=True)
@@ -28,30 +32,41 @@ class Binder:
     rest: str | None = None
     defaults: tuple[tuple[str, Any], ...] = ()
     known: bool = False
+    # By the number of arguments given: the names of all, and the defaults of the rest.
+    _without_keywords: dict[int, Named] = field(default_factory=dict, compare=False)
 
-    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pairs:
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Named:
+        if kwargs or (self.known and len(args) > len(self.positional)):
+            return named(self.by_name(args, kwargs))
+        if len(args) not in self._without_keywords:
+            names, values = named(self.by_name(args, {}))
+            self._without_keywords[len(args)] = names, values[len(args) :]
+        names, defaults = self._without_keywords[len(args)]
+        return names, (*args, *defaults)
+
+    def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if not self.known:
-            return [*zip(_numbered(len(args)), args, strict=True), *kwargs.items()]
+            return {**{f"arg{i}": value for i, value in enumerate(args)}, **kwargs}
         positional_count = min(len(args), len(self.positional))
-        pairs: Pairs = list(zip(self.positional, args, strict=False))
+        arguments = dict(zip(self.positional, args, strict=False))
         if len(args) > positional_count:
-            pairs.append((self.rest or "args", list(args[positional_count:])))
-        left = dict(kwargs)
+            arguments[self.rest or "args"] = list(args[positional_count:])
         for name, default in self.defaults[positional_count:]:
-            value = left.pop(name, default)
+            value = kwargs.get(name, default)
             if value is not MISSING:
-                pairs.append((name, value))
-        return pairs + list(left.items()) if left else pairs
+                arguments[name] = value
+        for name, value in kwargs.items():
+            arguments.setdefault(name, value)
+        return arguments
+
+    def of_method(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Without the object that comes first."""
+        return dict(itertools.islice(self.by_name(args, kwargs).items(), 1, None))
 
     @property
     def takes_self(self) -> bool:
         """Whether the first parameter is named `self`."""
         return self.positional[:1] == ("self",)
-
-
-@functools.cache
-def _numbered(count: int) -> list[str]:
-    return [f"arg{i}" for i in range(count)]
 
 
 def binder(function: Callable[..., Any]) -> Binder:

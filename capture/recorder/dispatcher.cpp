@@ -131,17 +131,6 @@ int64_t kcap_graph_end(const char* info, int64_t nodes) {
 
 void kcap_graph_abandon() { kcap::capture_over(this_thread()); }
 
-// The graph is about to be launched on this thread. Whether kcap_graph_launched is to be called after.
-int kcap_graph_launching(int64_t graph) {
-  bool unfinished = false;
-  kcap::guarded([&] {
-    auto& t = this_thread();
-    if (t.capture || !kcap::listening(t)) return;
-    unfinished = kcap::launching(t, g->graphs.at(static_cast<size_t>(graph)));
-  });
-  return unfinished;
-}
-
 int kcap_graph_launched() {
   return kcap::guarded([&] {
     auto& t = this_thread();
@@ -196,8 +185,6 @@ int64_t kcap_text(const char* text) {
   return number;
 }
 
-int kcap_may_record(int detail) { return kcap::may_record(detail != 0); }
-
 // A call by a tap in C++, as record_call; 1 when it was recorded.
 int kcap_call(int64_t op, int64_t launch, int count, const uint8_t* kinds, const int64_t* words, int enter, int detail) {
   if (!kcap::may_record(detail != 0)) return 0;
@@ -206,16 +193,7 @@ int kcap_call(int64_t op, int64_t launch, int count, const uint8_t* kinds, const
   return kcap::record_call(op, launch, inputs, enter != 0, detail != 0);
 }
 
-// The function by which Python tells of a call; `self` as kcap::ValueReader has it.
-PyObject* kcap_python_call(PyObject* self) {
-  static PyMethodDef method{"call", reinterpret_cast<void*>(kcap::call_from_python), kcap::kFastCall, nullptr};
-  return PyCFunction_NewEx(&method, self, nullptr);
-}
-
-void kcap_leave() {
-  auto& t = this_thread();
-  if (t.top && t.top->from_outside) kcap::guarded([&] { kcap::ended(t, *t.top); });
-}
+PyObject* kcap_python_function(const char* name, PyObject* self) { return kcap::function_for_python(name, self); }
 
 // 1: what this thread calls is not recorded until as many -1 came.
 void kcap_ignore(int change) { this_thread().ignored += change; }

@@ -38,9 +38,13 @@ class NativeRecorder:
         self._lib.kcap_fail_after.argtypes = [ctypes.c_int64]
         _declare(self._quick)
         packer = Packer(lambda text: int(self._quick.kcap_text(text)))
-        self.call: Callable[[int, int, Sequence[Any], bool, bool], bool] = self._quick.kcap_python_call(
-            (torch.Tensor, "_cdata", packer)
+        of_python = self._quick.kcap_python_function  # no ctypes in what is called for each call or launch
+        self.call: Callable[[int, int, Sequence[Any], bool, bool], bool] = of_python(
+            b"call", (torch.Tensor, "_cdata", packer)
         )
+        self.may_record: Callable[[bool], bool] = of_python(b"may_record", None)
+        self.leave: Callable[[], None] = of_python(b"leave", None)
+        self.graph_launching: Callable[[int], bool] = of_python(b"graph_launching", None)
         names = (ctypes.c_char_p * len(NAME_GROUPS))(*(" ".join(sorted(group)).encode() for group in NAME_GROUPS))
         if self._lib.kcap_open(str(stem).encode(), names, int(keep_tokens)):
             reason = self.error
@@ -81,12 +85,6 @@ class NativeRecorder:
     def launch(self, body: bytes) -> int:
         return int(self._quick.kcap_launch(body))
 
-    def may_record(self, detail: bool) -> bool:
-        return bool(self._quick.kcap_may_record(detail))
-
-    def leave(self) -> None:
-        self._quick.kcap_leave()
-
     def ignore_begin(self) -> None:
         self._quick.kcap_ignore(1)
 
@@ -110,9 +108,6 @@ class NativeRecorder:
 
     def graph_abandon(self) -> None:
         self._quick.kcap_graph_abandon()
-
-    def graph_launching(self, graph: int) -> bool:
-        return bool(self._quick.kcap_graph_launching(graph))
 
     def graph_launched(self) -> None:
         self._quick.kcap_graph_launched()
@@ -140,15 +135,13 @@ def _declare(lib: ctypes.PyDLL) -> None:
     for name in ("step_program", "operator", "launch", "text", "graph_nodes", "graph_end"):
         getattr(lib, f"kcap_{name}").restype = number
     lib.kcap_error.restype = text
-    lib.kcap_may_record.argtypes = [small]
     lib.kcap_launch.argtypes = [text]
     lib.kcap_text.argtypes = [text]
     lib.kcap_operator.argtypes = [text, text, small, small]
-    lib.kcap_python_call.argtypes = [ctypes.py_object]
-    lib.kcap_python_call.restype = ctypes.py_object
+    lib.kcap_python_function.argtypes = [text, ctypes.py_object]
+    lib.kcap_python_function.restype = ctypes.py_object
     lib.kcap_graph_begin.argtypes = [small, ctypes.c_void_p]
     lib.kcap_graph_end.argtypes = [text, number]
-    lib.kcap_graph_launching.argtypes = [number]
     lib.kcap_graph_memory.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     lib.kcap_group.argtypes = [text, number, small, small, text]
 

@@ -8,12 +8,13 @@ import hashlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import orjson
 
+from kcap.capture.hooks.binding import Named, named
 from kcap.capture.recorder.recorder import Recorder
 from kcap.capture.shards.counts import KERNELS
 
@@ -149,7 +150,7 @@ class Externals:
     def enter(
         self,
         operator: str,
-        arguments: Sequence[tuple[str, Any]],
+        arguments: Named,
         work: bool = True,
         detail: bool = False,
         launch: int = -1,
@@ -162,7 +163,7 @@ class Externals:
         recorder = self._host.recorder
         if recorder is None:
             return False
-        names, values = zip(*arguments, strict=True) if arguments else ((), ())
+        names, values = arguments
         entered = recorder.call(self.operator(operator, names, work), launch, values, True, detail)
         if entered:
             self._thread.spans.append(_span(f"{CALL_SPAN}{operator}") if self._host.profiling else None)
@@ -202,14 +203,14 @@ class Externals:
                 span.__exit__(None, None, None)
 
     @contextlib.contextmanager
-    def replacing(self, operator: str, arguments: Sequence[tuple[str, Any]]) -> Iterator[None]:
+    def replacing(self, operator: str, arguments: Mapping[str, Any]) -> Iterator[None]:
         """What runs is a call of `operator`, in the place of the operator that it is in."""
         recorder = self._host.recorder
         if recorder is None or not self.listening:
             yield
             return
         recorder.replace_begin()
-        entered = self.enter(operator, arguments)
+        entered = self.enter(operator, named(arguments))
         try:
             yield
         finally:

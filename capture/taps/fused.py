@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, Protocol
 
-from kcap.capture.hooks.binding import Binder, Pairs, binder
+from kcap.capture.hooks.binding import Binder, binder
 from kcap.capture.hooks.patching import MARK
 
 
@@ -47,10 +47,8 @@ class Arguments:
         if numbered is not None:
             number, defaults = numbered
             return number, (*args, *defaults, *state)
-        pairs: Pairs = self.binder(args, kwargs)
-        names = [*(name for name, _ in pairs), *(self.state.names if self.state else ())]
-        number = numbering.operator(self.name, names, region=True)
-        values = [value for _, value in pairs]
+        names, values = self.binder(args, kwargs)
+        number = numbering.operator(self.name, [*names, *(self.state.names if self.state else ())], region=True)
         if not kwargs and len(args) <= len(self.binder.positional):
             self._numbers[len(args)] = number, tuple(values[len(args) :])
         return number, (*values, *state)

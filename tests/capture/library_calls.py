@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from kcap.capture.hooks.binding import Named
 
 
 class Heard:
@@ -38,7 +40,7 @@ class Heard:
     def enter(
         self,
         operator: str,
-        arguments: Sequence[tuple[str, Any]],
+        arguments: Named,
         work: bool = True,
         detail: bool = False,
         launch: int = -1,
@@ -47,7 +49,7 @@ class Heard:
             raise self.breaks
         assert self.may_record(detail)
         self._depth.value = self.inside + 1
-        self.calls.append((operator, dict(arguments)))
+        self.calls.append((operator, dict(zip(*arguments, strict=True))))
         self.flags.append((work, detail))
         self.launched.append(self.launches[launch] if launch >= 0 else None)
         return True

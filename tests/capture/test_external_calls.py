@@ -47,7 +47,7 @@ def told(recorder: Any) -> Externals:
 
 def call(recorder: Any, values: Sequence[Any], name: str = "lib::call", **more: Any) -> bool:
     """One call of `name` with arguments called a0, a1, …"""
-    began = told(recorder).enter(name, [(f"a{i}", value) for i, value in enumerate(values)], **more)
+    began = told(recorder).enter(name, ([f"a{i}" for i in range(len(values))], values), **more)
     if began:
         told(recorder).leave()
     return began

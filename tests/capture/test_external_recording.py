@@ -41,7 +41,7 @@ def told(recorder: Any) -> Externals:
 
 def call(externals: Externals, body: Callable[[], object] = lambda: None, name: str = "lib::call", **more: Any) -> bool:
     """A library's function that takes X and runs `body`."""
-    began = externals.enter(name, [("x", X)], **more)
+    began = externals.enter(name, (("x",), (X,)), **more)
     body()
     if began:
         externals.leave()
@@ -76,7 +76,7 @@ def test_a_scalar_that_drifts_is_one_call_after_sixteen(recorder: str, scalar: A
     def body(session: Any) -> None:
         for n in range(200):
             externals = told(session)
-            externals.enter("lib::call", [("x", X), ("n", scalar(n)), ("k", 128)])
+            externals.enter("lib::call", (("x", "n", "k"), (X, scalar(n), 128)))
             externals.leave()
 
     recording = record(body, recorder)
@@ -94,7 +94,7 @@ def test_a_graph_keeps_the_scalars_of_a_librarys_call_while_they_drift_eagerly(
 
     def body(session: Any) -> None:
         def attend(n: int) -> None:
-            told(session).enter("lib::attend", [("x", X), ("n", n)])
+            told(session).enter("lib::attend", (("x", "n"), (X, n)))
             told(session).leave()
 
         graph = captured(kind, lambda: attend(4096))
@@ -112,7 +112,7 @@ def test_offsets_that_drift_are_one_call_at_once(record: Record) -> None:
 
     def body(session: Any) -> None:
         for layer in cache:
-            told(session).enter("lib::call", [("cache", layer)])
+            told(session).enter("lib::call", (("cache",), (layer,)))
             told(session).leave()
 
     recording = record(body)
@@ -126,7 +126,7 @@ PRIVATE = ["input_ids", "token_ids", "token_ids_ptr", "block_table_of_tokens", "
 
 def test_integers_are_sampled_by_their_names_and_token_ids_never(record: Record) -> None:
     def body(session: Any) -> None:
-        told(session).enter("lib::call", [(name, IDS) for name in (*SAMPLED, *PRIVATE)])
+        told(session).enter("lib::call", ((*SAMPLED, *PRIVATE), [IDS] * len(SAMPLED + PRIVATE)))
         told(session).leave()
 
     recording = record(body)
@@ -138,7 +138,7 @@ def test_integers_are_sampled_by_their_names_and_token_ids_never(record: Record)
 
 def test_tensors_that_are_not_integers_are_not_sampled(record: Record) -> None:
     def body(session: Any) -> None:
-        told(session).enter("lib::call", [("block_table", X), ("kv_indptr", X > 0)])
+        told(session).enter("lib::call", (("block_table", "kv_indptr"), (X, X > 0)))
         told(session).leave()
 
     assert record(body).samples == []
@@ -244,7 +244,7 @@ def test_a_call_that_raises_is_left_and_the_next_is_on_its_own(recorder: str, re
 
     def body(session: Any) -> None:
         for _ in range(100):  # deeper than is followed, were one not left
-            assert told(session).enter("lib::call", [("x", X)])
+            assert told(session).enter("lib::call", (("x",), (X,)))
             try:
                 with pytest.raises(ValueError):
                     broken()

@@ -356,7 +356,7 @@ def test_a_librarys_detail_is_kept_in_a_fused_operator(engine: Engine) -> None:
         name = "calling"
 
         def _forward_method(self, x: torch.Tensor) -> torch.Tensor:
-            if engine.window.taps.externals.enter("tvm::kernel", [("x", x)], detail=True):
+            if engine.window.taps.externals.enter("tvm::kernel", (("x",), (x,)), detail=True):
                 engine.window.taps.externals.leave()
             return x
 

@@ -98,7 +98,7 @@ def test_a_wrapper_tells_every_argument_by_name_with_defaults_filled_in(heard: H
 
 def test_arguments_keep_the_order_of_the_signature_when_given_by_keyword() -> None:
     names = binder(lambda a, b, c=3: None)
-    assert names((1,), {"c": 5, "b": 2}) == [("a", 1), ("b", 2), ("c", 5)]
+    assert names.by_name((1,), {"c": 5, "b": 2}) == {"a": 1, "b": 2, "c": 5}
 
 
 def test_a_call_without_a_tensor_launches_nothing_and_is_not_recorded(heard: Heard) -> None:
@@ -248,16 +248,16 @@ def test_the_parameters_of_a_pybind_function_come_from_its_documentation() -> No
             "recipe: Optional[Tuple[int, int]] = None, compiled_dims: str = 'n,k', dtype: object = torch.int32) -> None"
         )
     )
-    assert names((1,), {"d": 2}) == [("a", 1), ("d", 2), ("c", None), ("recipe", None), ("compiled_dims", "n,k")]
+    assert names.by_name((1,), {"d": 2}) == {"a": 1, "d": 2, "c": None, "recipe": None, "compiled_dims": "n,k"}
 
 
 @pytest.mark.parametrize("text", ["", "No parameters here", "other(a: int) -> None", "fp8_gemm_nt(*args, **kwargs)"])
 def test_without_a_readable_signature_arguments_are_numbered(text: str) -> None:
-    assert binder(Extension(text))((1, 2), {"k": 3}) == [("arg0", 1), ("arg1", 2), ("k", 3)]
+    assert binder(Extension(text)).by_name((1, 2), {"k": 3}) == {"arg0": 1, "arg1": 2, "k": 3}
 
 
 def test_a_pybind_function_without_parameters_has_none() -> None:
-    assert binder(Extension("fp8_gemm_nt() -> int"))((), {}) == []
+    assert binder(Extension("fp8_gemm_nt() -> int"))((), {}) == ((), ())
 
 
 # ---- where functions are replaced ----

@@ -55,7 +55,7 @@ def module(session: Any, name: str = "tvm::run") -> Body:
     externals = session._window.taps.externals
 
     def call() -> None:
-        assert externals.enter(name, [("arg0", X)], detail=True)
+        assert externals.enter(name, (("arg0",), (X,)), detail=True)
         torch.mm(X, X)
         externals.leave()
 

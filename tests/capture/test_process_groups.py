@@ -115,7 +115,7 @@ def test_a_group_by_its_name_or_handle_reads_as_the_group(record: Record) -> Non
             torch.ops.kcgroups.reduce(torch.ones(2), "tp:0", HANDLE)
             torch.ops.kcgroups.reduce(torch.ones(2), "ep:0", HANDLE + 1)
             torch.ops.kcgroups.reduce(torch.ones(2), "c10d/1", 1)
-            externals.enter("lib::reduce", [("group", "tp:0"), ("handle", HANDLE), ("groups", ["tp:0", 1])])
+            externals.enter("lib::reduce", (("group", "handle", "groups"), ("tp:0", HANDLE, ["tp:0", 1])))
             externals.leave()
 
     with torch.library._scoped_library("kcgroups", "DEF") as lib:

@@ -36,7 +36,7 @@ def called(*names: str) -> Callable[[Any], None]:
     def body(session: Any) -> None:
         externals = session._window.taps.externals
         values = [IDS, *(X for _ in names[1:])]
-        assert externals.enter("triton::k", list(zip(names, values, strict=True)))
+        assert externals.enter("triton::k", (names, values))
         externals.leave()
 
     return body
@@ -155,7 +155,7 @@ def every(names: list[str], value: torch.Tensor) -> Callable[[Any], None]:
 
     def body(session: Any) -> None:
         externals = session._window.taps.externals
-        assert externals.enter("triton::k", [(name, value) for name in names])
+        assert externals.enter("triton::k", (names, [value] * len(names)))
         externals.leave()
 
     return body

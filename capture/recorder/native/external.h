@@ -143,7 +143,7 @@ inline bool may_record(bool detail) {
   return !(t.aten_depth > 0 || t.busy || !listening(t) || (detail && in_library(t)));
 }
 
-// One call, of which may_record was asked; whether it was recorded. `enter`: others may run in it until kcap_leave.
+// One call, of which may_record was asked; whether it was recorded. `enter`: others may run in it until `leave`.
 // `detail`: not inside a library's call, and alone in an operator that stays a kernel.
 inline bool record_call(int64_t op, int64_t launch, const std::vector<IValue>& inputs, bool enter, bool detail) {
   auto& t = this_thread();
@@ -164,6 +164,12 @@ inline bool record_call(int64_t op, int64_t launch, const std::vector<IValue>& i
   });
   t.busy = false;
   return enter ? frame.release() != nullptr : frame != nullptr;
+}
+
+// The call that was entered last on this thread has ended.
+inline void leave() {
+  auto& t = this_thread();
+  if (t.top && t.top->from_outside) guarded([&] { ended(t, *t.top); });
 }
 
 }  // namespace kcap

@@ -312,7 +312,6 @@ void sample_graph(Thread& t, const Graph& graph) {
   }
 }
 
-// A graph is about to be launched; whether `launched` is to be called after.
 bool launching(Thread& t, const Graph& graph) {
   mark_regions(t);
   t.program.push_back(graph.entry);
@@ -320,6 +319,16 @@ bool launching(Thread& t, const Graph& graph) {
   t.unfinished_samples.clear();
   if (!graph.samples.empty()) sample_graph(t, graph);
   return !t.unfinished_samples.empty();
+}
+
+// The graph of this number is about to be launched on this thread; whether kcap_graph_launched is to be called after.
+bool launching(int64_t graph) {
+  bool unfinished = false;
+  guarded([&] {
+    Thread& t = this_thread();
+    if (!t.capture && listening(t)) unfinished = launching(t, g->graphs.at(static_cast<size_t>(graph)));
+  });
+  return unfinished;
 }
 
 void launched(Thread& t) {

@@ -2,6 +2,7 @@
 // every version from 3.11 on, and Python's headers need not be there. All of it runs with the GIL.
 #pragma once
 #include "external.h"
+#include "programs.h"
 
 struct _object;
 using PyObject = _object;
@@ -10,6 +11,7 @@ extern "C" {
 struct PyMethodDef { const char* name; void* function; int flags; const char* doc; };
 extern PyObject _Py_NoneStruct, _Py_TrueStruct, PyBool_Type, PyFloat_Type, PyLong_Type;
 void Py_DecRef(PyObject*);
+PyObject* Py_NewRef(PyObject*);
 PyObject* PyObject_Type(PyObject*);
 PyObject* PyObject_GetAttr(PyObject*, PyObject* name);
 PyObject* PyObject_CallFunctionObjArgs(PyObject* callable, ...);
@@ -31,7 +33,7 @@ PyObject* PyCFunction_NewEx(PyMethodDef*, PyObject* self, PyObject* module);
 
 namespace kcap {
 
-constexpr int kFastCall = 0x0080;  // METH_FASTCALL
+constexpr int kNoArguments = 0x0004, kOneArgument = 0x0008, kFastCall = 0x0080;  // METH_NOARGS, METH_O, METH_FASTCALL
 
 struct Release { void operator()(PyObject* object) const { Py_DecRef(object); } };
 using Owned = std::unique_ptr<PyObject, Release>;
@@ -104,6 +106,28 @@ inline PyObject* call_from_python(PyObject* self, PyObject* const* arguments, ss
     recorded = inputs && record_call(op, launch, *inputs, enter, detail);
   }
   return PyErr_Occurred() ? nullptr : PyBool_FromLong(recorded);
+}
+
+inline PyObject* may_record_from_python(PyObject*, PyObject* detail) { return PyBool_FromLong(may_record(detail == &_Py_TrueStruct)); }
+
+inline PyObject* leave_from_python(PyObject*, PyObject*) { return leave(), Py_NewRef(&_Py_NoneStruct); }
+
+inline PyObject* launching_from_python(PyObject*, PyObject* graph) {
+  const int64_t number = PyLong_AsLongLong(graph);
+  return PyErr_Occurred() ? nullptr : PyBool_FromLong(launching(number));
+}
+
+// What Python calls most, by name; nullptr: not one of them. `self`: what ValueReader holds, for `call`.
+inline PyObject* function_for_python(std::string_view name, PyObject* self) {
+  static PyMethodDef methods[] = {
+      {"call", reinterpret_cast<void*>(call_from_python), kFastCall, nullptr},
+      {"may_record", reinterpret_cast<void*>(may_record_from_python), kOneArgument, nullptr},
+      {"leave", reinterpret_cast<void*>(leave_from_python), kNoArguments, nullptr},
+      {"graph_launching", reinterpret_cast<void*>(launching_from_python), kOneArgument, nullptr},
+  };
+  for (PyMethodDef& method : methods)
+    if (name == method.name) return PyCFunction_NewEx(&method, self, nullptr);
+  return PyErr_SetString(PyExc_TypeError, "the recorder has no such function"), nullptr;
 }
 
 }  // namespace kcap

@@ -53,7 +53,7 @@ struct Frame : at::ObserverContext {  // an operator on this thread's stack
   uint32_t serial = 0;  // the operator's
   bool aten = false, has_kernels = false;
   bool has_detail = false;  // one call that is its detail, unless another follows
-  bool from_outside = false;  // told of by kcap_call or Python: it ends at kcap_leave
+  bool from_outside = false;  // told of by kcap_call or Python: it ends at `leave`
   bool library = false;  // such a call into a library
   // Frames lie in their thread, one for each depth.
   static void* operator new(size_t, void* memory) { return memory; }

@@ -72,7 +72,7 @@ class AheadOfTime(CompiledKernels):
     @contained
     def _entered(self, runner: Any, inputs: Sequence[Any]) -> bool:
         package = self._packages.get(runner, "")  # which was loaded before this tap was there
-        entered = self.listener.enter("aoti::run", [("package", package), ("inputs", list(inputs))])
+        entered = self.listener.enter("aoti::run", (("package", "inputs"), (package, list(inputs))))
         self.runs += entered
         return entered
 

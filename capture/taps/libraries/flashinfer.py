@@ -16,7 +16,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from kcap.capture.hooks.binding import Binder, Pairs, binder
+from kcap.capture.hooks.binding import Binder, Named, binder, named
 from kcap.capture.hooks.patching import MARK, namespace
 from kcap.capture.taps.libraries.library import Calls, Function, LibraryTap, Listener, wrap
 
@@ -39,7 +39,7 @@ class Plans:
     """The arguments of each object's latest plan, until the next one or the object's end."""
 
     def __init__(self) -> None:
-        self._latest: WeakKeyDictionary[Any, Pairs] = WeakKeyDictionary()
+        self._latest: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
         self._made_with: dict[type, tuple[str, ...]] = {}
 
     def keeping(self, function: Function, names: Binder, calls: Calls) -> Function:
@@ -49,7 +49,7 @@ class Plans:
         def plan(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = function(self, *args, **kwargs)
             try:
-                latest[self] = [(f"plan.{name}", value) for name, value in names((self, *args), kwargs)[1:]]
+                latest[self] = {f"plan.{name}": value for name, value in names.of_method((self, *args), kwargs).items()}
             except Exception as error:
                 calls.fail(error)
             return result
@@ -57,9 +57,9 @@ class Plans:
         latest = self._latest
         return plan
 
-    def of(self, planned: Any) -> Pairs:
+    def of(self, planned: Any) -> dict[str, Any]:
         """What the object's next run is reported with: its plan, and the plain values that it was made with."""
-        return self._latest.get(planned, []) + list(self._facts(planned))
+        return {**self._latest.get(planned, {}), **dict(self._facts(planned))}
 
     def _facts(self, wrapper: Any) -> Iterator[tuple[str, Any]]:
         kind = type(wrapper)
@@ -134,17 +134,17 @@ def _wrap(function: Function, name: str, calls: Calls, plans: Plans) -> Function
         return function
     names, operator = binder(function), f"{PACKAGE}::{name}"
 
-    def with_group(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pairs:
-        return _with_group(names(args, kwargs), calls)
+    def with_group(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Named:
+        return _with_group(names.by_name(args, kwargs), calls)
 
     if not names.takes_self:
         return wrap(function, operator, calls, with_group if WORKSPACE in names.positional else names)
 
-    def without_self(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pairs:
-        return names(args, kwargs)[1:]
+    def with_plan(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Named:
+        return named({**names.of_method(args, kwargs), **plans.of(args[0])})
 
-    def with_plan(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pairs:
-        return names(args, kwargs)[1:] + plans.of(args[0])
+    def without_self(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Named:
+        return named(names.of_method(args, kwargs))
 
     last = name.rpartition(".")[2]
     if _is_plan(last):
@@ -152,13 +152,13 @@ def _wrap(function: Function, name: str, calls: Calls, plans: Plans) -> Function
     return wrap(function, operator, calls, with_plan, work=last not in HOST)
 
 
-def _with_group(pairs: Pairs, calls: Calls) -> Pairs:
+def _with_group(arguments: dict[str, Any], calls: Calls) -> Named:
     """With the process group whose ranks share the workspace, if it is one of a collective."""
-    workspace = dict(pairs)[WORKSPACE]
+    workspace = arguments[WORKSPACE]
     size, rank = getattr(workspace, "world_size", None), getattr(workspace, "rank", None)
     if not isinstance(size, int) or not isinstance(rank, int):
-        return pairs
-    return [*pairs, ("group", calls.listener.group(size, rank))]
+        return named(arguments)
+    return named({**arguments, "group": calls.listener.group(size, rank)})
 
 
 def _is_plan(name: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from kcap.capture.hooks.binding import Pairs, binder
+from kcap.capture.hooks.binding import Named, binder
 from kcap.capture.hooks.imports import when_imported
 from kcap.capture.hooks.patching import MARK, Patches, namespace
 from kcap.errors import KcapError
@@ -24,7 +24,7 @@ Function = Callable[..., Any]
 LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)  # they run when awaited
 
 
-Describe = Callable[[Sequence[Any], Mapping[str, Any]], Pairs]
+Describe = Callable[[Sequence[Any], Mapping[str, Any]], Named]
 NumberLaunch = Callable[[], int]  # the number of a call's launch, asked for when a call is recorded
 Divert = Callable[[str, Mapping[str, Any], Callable[[], Any]], Any]  # operator, arguments by name, the function itself
 
@@ -42,7 +42,7 @@ class Listener(Protocol):
     def enter(
         self,
         operator: str,
-        arguments: Sequence[tuple[str, Any]],
+        arguments: Named,
         work: bool = True,
         detail: bool = False,
         launch: int = -1,
@@ -99,7 +99,7 @@ class Calls:
         own = functools.partial(function, *args, **kwargs)
         if self.listener.listening:
             own = functools.partial(self._run, function, operator, describe, args, kwargs, work, detail, launch)
-        return self.divert(operator, dict(describe(args, kwargs)), own)
+        return self.divert(operator, dict(zip(*describe(args, kwargs), strict=True)), own)
 
     def _run(
         self,
@@ -114,7 +114,7 @@ class Calls:
     ) -> Any:
         entered = False
         try:  # a call that takes no tensor launches nothing
-            if not self.off and any(map(_holds_tensor, (*args, *kwargs.values()))) and self.listener.may_record(detail):
+            if not self.off and _take_tensors(args, kwargs) and self.listener.may_record(detail):
                 number = -1 if launch is None else launch()
                 entered = self.listener.enter(operator, describe(args, kwargs), work, detail, number)
         except Exception as error:
@@ -137,6 +137,10 @@ class Calls:
         if not self.off:
             self.off = True
             self.listener.failed(self.tap, error)
+
+
+def _take_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return any(map(_holds_tensor, args)) or any(map(_holds_tensor, kwargs.values()))
 
 
 def _holds_tensor(value: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from kcap.capture.hooks.binding import Pairs, binder
+from kcap.capture.hooks.binding import Named, binder, named
 from kcap.capture.hooks.patching import MARK, namespace
 from kcap.capture.recorder.recorder import c10d_group
 from kcap.capture.taps.libraries.library import Calls, Function, LibraryTap, Listener, wrap
@@ -36,7 +36,7 @@ def install(listener: Listener) -> LibraryTap:
 class Group(threading.local):
     """`waiting`: what this thread's group has so far, by the method's name; None outside of one. Groups may nest."""
 
-    waiting: list[tuple[str, Pairs]] | None = None
+    waiting: list[tuple[str, dict[str, Any]]] | None = None
     depth = 0
 
 
@@ -76,38 +76,37 @@ def _end(method: Function, calls: Calls, group: Group) -> Function:
         if not waiting:
             return method(self)
         try:
-            operator, pairs = joined(waiting)
-            pairs.append(_given_group(self))
+            operator, arguments = joined(waiting)
+            arguments["group"] = _given_group(self)
         except Exception as error:
             calls.fail(error)
             return method(self)
-        values = [self, *(value for _, value in pairs)]
-        return calls.run(launch, operator, lambda *_: pairs, values, {}, detail=True)
+        return calls.run(launch, operator, lambda *_: named(arguments), [self, *arguments.values()], {}, detail=True)
 
     return group_end
 
 
-def joined(collectives: Sequence[tuple[str, Pairs]]) -> tuple[str, Pairs]:
+def joined(collectives: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]]:
     """One call for all of a group: its operator, and the lists of their arguments, unless it is but one."""
     (first, own), *others = collectives
     if not others:
         return f"{PACKAGE}::{first}", own
     alike = len({method for method, _ in collectives}) == 1
     lists = defaultdict[str, list[Any]](list)
-    for method, pairs in collectives:
-        for name, value in pairs:
+    for method, arguments in collectives:
+        for name, value in arguments.items():
             lists[name if alike else f"{method}.{name}"].append(value)
-    return f"{PACKAGE}::{first if alike else 'group'}", [*lists.items()]
+    return f"{PACKAGE}::{first if alike else 'group'}", dict(lists)
 
 
 def _collective(method: Function, calls: Calls, group: Group) -> Function:
     name, names = method.__name__, binder(method)
 
-    def own(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pairs:
-        return [(name, _plain(value)) for name, value in names(args, kwargs)[1:] if name != "stream"]
+    def own(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: _plain(value) for name, value in names.of_method(args, kwargs).items() if name != "stream"}
 
-    def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pairs:
-        return [*own(args, kwargs), _given_group(args[0])]
+    def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Named:
+        return named({**own(args, kwargs), "group": _given_group(args[0])})
 
     recorded = wrap(method, f"{PACKAGE}::{name}", calls, describe, detail=True)
 
@@ -132,5 +131,5 @@ def _plain(value: Any) -> Any:
     return value.name.lower() if type(value).__name__ == "RedOpType" else value
 
 
-def _given_group(communicator: Any) -> tuple[str, Any]:
-    return "group", c10d_group(getattr(communicator, "group", None))
+def _given_group(communicator: Any) -> Any:
+    return c10d_group(getattr(communicator, "group", None))
