@@ -132,6 +132,12 @@ class PlanWindow(Window):
         self.show(self.arms[0])
         self.tell()
 
+    @property
+    def watches_operators(self) -> bool:
+        """Also where a Solution stands in the place of one, and is used: graphs are captured before a recording."""
+        overrides = self.replacements.on is not None and self.replacements.operators("operator")
+        return bool(overrides) or super().watches_operators
+
     def stays_as_it_is(self, facts: Mapping[str, Any]) -> None:
         """Put nothing in: the engine is watched alone."""
         self.rank, self._world_size = facts.get("rank", 0), facts.get("world_size", 1)

@@ -79,7 +79,7 @@ def _derived_facts(contents: Contents) -> dict[int, DerivedFacts]:
         return {}
     from kcap.schemas.derive.derive import derive_calls
 
-    samples = {sample.call: sample for sample in contents.samples}
+    samples = contents.recording.sample_by_call
     derived = derive_calls(contents.calls, contents.metadata, contents.recording)
     uses = {use.call.id: (kernel, use) for kernel in derived.kernels for use in kernel.uses}
     facts = {}

@@ -73,6 +73,11 @@ class Lifecycle:
         """The engine runs a forward, which may be run again."""
         return forward.run()
 
+    @property
+    def watches_operators(self) -> bool:
+        """Whether each of the engine's operators has to come through the dispatcher now."""
+        return self.taps.externals.listening
+
     def register(self, adapter: str = "") -> None:
         """Tell the session that this process has kcap in it, for which adapter, and put the taps into it."""
         self.session.shard_file(REGISTERED_ENDING).write_text(adapter)

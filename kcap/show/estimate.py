@@ -81,10 +81,11 @@ def estimated_times(recording: Recording, rates: Rates) -> Mapping[int, float] |
     """
     if importlib.util.find_spec("torch") is None:
         return None
-    samples = {sample.call: sample for sample in recording.drawn_samples}
     times = {}
     for call in recording.kernels():
-        times[call.id] = call.total * rates.least_us(*bytes_and_flops(call, samples.get(call.id), recording))
+        times[call.id] = call.total * rates.least_us(
+            *bytes_and_flops(call, recording.sample_by_call.get(call.id), recording)
+        )
     return times
 
 

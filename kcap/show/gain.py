@@ -233,7 +233,6 @@ def profiled_times(recording: Recording, rates: Rates) -> dict[int, CallTime]:
                 us[kernel.call][step.phase] += kernel.us
                 shortest = min(shortest, kernel.us)
     steps = recording.metadata.steps
-    samples = {sample.call: sample for sample in recording.drawn_samples}
     times = {}
     for call in recording.kernels():
         a_step = {phase: call.counted(phase) / steps[phase] for phase in PHASES if steps.get(phase)}
@@ -243,7 +242,7 @@ def profiled_times(recording: Recording, rates: Rates) -> dict[int, CallTime]:
             if number and profiled[phase] and call.id in us
         }
         if by_phase:
-            work = bytes_and_flops(call, samples.get(call.id), recording)
+            work = bytes_and_flops(call, recording.sample_by_call.get(call.id), recording)
             floor = rates.least_us(*work)
             times[call.id] = CallTime(by_phase, max(floor, shortest) if floor else None, *work)
     return times

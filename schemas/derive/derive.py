@@ -133,7 +133,7 @@ def _sort_calls(
     recognized: RecognizedCalls = []
     regions: RecognizedCalls = []
     unknown: list[Call] = []
-    samples = {sample.call: sample for sample in recording.drawn_samples} if recording else {}
+    samples = recording.sample_by_call if recording else {}
     for call in calls:
         if not call.total or (call.kind == "kernel" and not call.work):
             continue

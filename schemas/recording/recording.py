@@ -122,6 +122,11 @@ class Recording:
     def drawn_samples(self) -> list[Sample]:
         return [sample for sample in self.samples if not sample.compared]
 
+    @cached_property
+    def sample_by_call(self) -> dict[int, Sample]:
+        """The last drawn Sample of each Call that has any."""
+        return {sample.call: sample for sample in self.drawn_samples}
+
     def kernels(self, hidden: bool = False) -> list[Call]:
         """The Calls that count as kernels; `hidden` adds views and allocations."""
         return [call for call in self.calls if call.kind == "kernel"] if hidden else working_kernels(self.calls)

@@ -1,8 +1,9 @@
 """SGLang's own operators: those that it calls past the dispatcher, and those that it fuses by name alone.
 
 `register_custom_op` calls an operator's function directly, for plain tensors of a GPU, unless something watches: a
-mode, or the profiler. While kcap listens it is such a watcher, so that every operator comes through the dispatcher, as
-`sglang::NAME`. What runs below (kernels of tvm-ffi modules, FlashInfer, Triton) has taps of its own.
+mode, or the profiler. While kcap listens, or a plan has a Solution in an operator's place, it is such a watcher, so
+that every operator comes through the dispatcher, as `sglang::NAME`. What runs below (kernels of tvm-ffi modules,
+FlashInfer, Triton) has taps of its own.
 
 FlashInfer's `fast_decode_plan` is told from other plans by identity, also after kcap has given its functions back: what
 SGLang keeps of it stays one object.
@@ -31,7 +32,7 @@ PLANNING, PLAN = "sglang.srt.layers.attention.flashinfer_backend", "fast_decode_
 
 
 def hook_operators(module: ModuleType, window: Window) -> None:
-    """Have operators come through the dispatcher while kcap listens; nothing where they always do."""
+    """Have operators come through the dispatcher while the window watches; nothing where they always do."""
     shortcut = getattr(module, SHORTCUT, None)
     if shortcut is None:
         return
@@ -40,8 +41,7 @@ def hook_operators(module: ModuleType, window: Window) -> None:
         error = RuntimeError("operators that this SGLang calls past the dispatcher are not recorded")
         window.tap_failed(TAP, error)
         return
-    externals = window.taps.externals
-    setattr(module, WATCHED, lambda: watched() or externals.listening)
+    setattr(module, WATCHED, lambda: watched() or window.watches_operators)
 
 
 def hook_plan(module: Any) -> None:

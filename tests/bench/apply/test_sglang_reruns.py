@@ -15,11 +15,17 @@ import torch
 from kcap.bench.apply.graphs import ENGINE
 from kcap.bench.apply.process import PlanWindow
 from kcap.bench.apply.quality import read_checks
-from kcap.capture.engines.sglang import reruns
+from kcap.capture.engines.sglang import operators, reruns
 from kcap.capture.window.step import StepShape
 
 X = torch.randn(4, 8)
 DECODE = StepShape("decode", [1] * 4, [9] * 4)
+CUSTOM_OP = """
+import torch
+_profiling = torch._C._autograd._profiler_enabled
+def _call_directly_in_eager(op_func, op):
+    return lambda *args: op(*args) if _profiling() else op_func(*args)
+"""
 WRONG = "def run(x):\n    return x.clamp(min=0) + 0.5\n"
 
 
@@ -122,6 +128,20 @@ def test_nothing_is_compared_where_graphs_cannot_be_exchanged(
         assert one.captures == 1 and not reruns.may_run_again(one)
         decode(window, one)
     assert not list(read_checks(tmp_path))
+
+
+def test_a_solution_is_found_where_sglang_would_call_past_the_dispatcher(started: Callable[..., PlanWindow]) -> None:
+    """Nothing is recorded here."""
+    module: Any = ModuleType(operators.MODULE)
+    exec(CUSTOM_OP, vars(module))
+    window = started("def run(x):\n    return x.clamp(min=0)\n")
+    operators.hook_operators(module, window)
+    (placed,) = window.replacements.placed
+    relu = module._call_directly_in_eager(lambda x: "directly", torch.relu)
+    with torch.no_grad():
+        assert torch.equal(relu(X), torch.relu(X)) and placed.eager == 2
+        window.show(ENGINE)
+        assert relu(X) == "directly" and placed.eager == 2
 
 
 def test_a_decode_that_is_planned_ahead_runs_once(graph_runner: Any) -> None:
