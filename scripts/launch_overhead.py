@@ -1,12 +1,13 @@
-"""What kcap adds to a launch of a Triton kernel, in microseconds: of inductor's, of sizes that it knows and of new
-ones, and of an engine's own with as many parameters as attention has.
+"""What kcap adds to what reaches no dispatcher, in microseconds: to a launch of a Triton kernel (inductor's, of sizes
+that it knows and of new ones; an engine's own with as many parameters as attention has), to a library's call of five
+tensors, and to a launch of a CUDA graph.
 
     python scripts/launch_overhead.py [--launches 20000] [--sizes 500]
 
-Needs Triton and no GPU: stand-ins take the places of inductor's autotuner and of `JITFunction.run`, so that nothing but
-kcap's taps and its recorder run. Each figure is the smallest of five rounds, less that of the same loop without kcap.
-Compiled code that is in no CUDA graph (a mixed step of a size that none was captured for) launches some hundreds of
-kernels so.
+Needs Triton and no GPU: stand-ins take the places of inductor's autotuner, of `JITFunction.run`, of the library and of
+the graph, so that nothing but kcap's taps and its recorder run. Each figure is the smallest of five rounds, less that
+of the same loop without kcap. Compiled code that is in no CUDA graph (a mixed step of a size that none was captured
+for) launches some hundreds of kernels so.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ import torch
 from torch._inductor.runtime import triton_heuristics
 from triton.runtime.jit import JITFunction
 
-import kcap
+from kcap.capture.session import Session
+from kcap.capture.taps.libraries.library import Calls, wrap
+from kcap.capture.window.step import StepShape
+from kcap.capture.window.window import Window
 
 SOURCE = """
 import triton
@@ -61,6 +65,20 @@ class Autotuner:
     def autotune_to_one_config(self, *args: Any) -> None: ...
 
     def coordinate_descent_tuning(self, *args: Any) -> None: ...
+
+
+class Graph:
+    """What the tap sees of `torch.cuda.CUDAGraph`."""
+
+    def capture_begin(self) -> None: ...
+
+    def capture_end(self) -> None: ...
+
+    def replay(self) -> None: ...
+
+
+def store(keys: Any, values: Any, key_cache: Any, value_cache: Any, slots: Any) -> None:
+    """As a library has it."""
 
 
 def bound(fn: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
@@ -109,16 +127,37 @@ def main() -> None:
         def launch_own(_: int) -> None:
             kernels.attend.run(*values, grid=lambda _: (1, 32, 4), warmup=False, **fixed)
 
-        bare, bare_own = (min(us(run, known) for _ in range(ROUNDS)) for run in (launch, launch_own))
-        with kcap.record(Path(folder) / "recorded.kcap"), kcap.step("decode"):
-            launch(1024)
-            again = min(us(launch, known) for _ in range(ROUNDS))
-            first = (range(2048 + number * given.sizes, 2048 + (number + 1) * given.sizes) for number in range(ROUNDS))
-            new = min(us(launch, list(sizes)) for sizes in first)
-            own = min(us(launch_own, known) for _ in range(ROUNDS))
-    print(f"a launch of a known size  +{again - bare:6.2f} us")
-    print(f"the first of a size       +{new - bare:6.2f} us")
-    print(f"one of 40 parameters      +{own - bare_own:6.2f} us, not inductor's")
+        session, graph = Session(folder), Graph()
+        window = Window(session)
+        stored = wrap(store, "library::store", Calls("library", window.taps.externals))
+
+        def call(_: int) -> None:
+            stored(x, x, x, x, x)
+
+        def replay(_: int) -> None:
+            graph.replay()
+
+        runs = (launch, launch_own, call, replay)
+        bare = [min(us(run, known) for _ in range(ROUNDS)) for run in runs]
+        window.register()
+        window.taps.graphs.install(Graph)
+        window.start()
+        graph.capture_begin()
+        torch.relu(x)
+        graph.capture_end()
+        window.begin(StepShape("decode", [1], [1]))
+        again, own, library, replayed = (
+            min(us(run, known) for _ in range(ROUNDS)) - without for run, without in zip(runs, bare, strict=True)
+        )
+        first = (range(2048 + number * given.sizes, 2048 + (number + 1) * given.sizes) for number in range(ROUNDS))
+        new = min(us(launch, list(sizes)) for sizes in first) - bare[0]
+        window.end()
+        window.close()
+    print(f"a launch of a known size  +{again:6.2f} us")
+    print(f"the first of a size       +{new:6.2f} us")
+    print(f"one of 40 parameters      +{own:6.2f} us, not inductor's")
+    print(f"a library's call          +{library:6.2f} us")
+    print(f"a CUDA graph's launch     +{replayed:6.2f} us")
 
 
 if __name__ == "__main__":
