@@ -67,7 +67,7 @@ def test_what_came_to_be_at_the_output_meanwhile_is_not_replaced(
     assert "out changed while this was recorded, and is not replaced" in ran.err
     assert [path.name for path in Path("out").iterdir()] == ["results.csv"]
     (kept,) = Path().glob(".out.*")
-    assert f"the Recording is in {kept}: move it to another place" in ran.err
+    assert f"{kept}: move it to another place" in ran.err
     assert kcap_package.load(kept).metadata.steps == {"decode": 1}
 
 

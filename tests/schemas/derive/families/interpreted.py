@@ -106,7 +106,7 @@ class NumbersAsTensors(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.Attribute:
         self.generic_visit(node)
         if node.attr == "to" and isinstance(node.value, ast.Name):
-            node.value = ast.parse(f"tl.to_tensor({node.value.id})", mode="eval").body
+            node.value = ast.parse(f"tl.core.to_tensor({node.value.id})", mode="eval").body
         return node
 
 

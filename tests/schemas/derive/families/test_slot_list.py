@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from agreement import agrees, checked, declined, kernel_of, launched, randn
-from handmade import tensor
 from interpreted import Launcher, kernels
 
 from kcap.replay.datasets.inputs import make_inputs
@@ -18,6 +17,7 @@ from kcap.schemas.derive.cost import CostInputs, cost_of_instance
 from kcap.schemas.derive.families import cost_function_for, replay_rule_for
 from kcap.schemas.flashinfer.definition import RandomInput, Workload
 from kcap.schemas.recording.recording import Argument
+from kcap.schemas.recording.values import TensorSpec
 
 LIST = "triton::create_flashinfer_kv_indices_triton.s01234567"
 SPLITS = "triton::get_num_kv_splits_triton.s01234567"
@@ -148,7 +148,7 @@ def test_states_are_looked_up_of_the_recorded_requests() -> None:
     kernel = kernels("sglang", "kernels/ops/mamba/mamba_state_indices_triton.py")["_fused_replay_state_indices_kernel"]
     shapes = {"req_pool_indices_ptr": (4, "int64"), "mamba_map_ptr": (9, "int32"), "out_ptr": (4, "int32")}
     args = [
-        Argument(name=name, value=tensor(size, dtype=dtype, storage=number))
+        Argument(name=name, value=TensorSpec((size,), dtype, storage=number))
         for number, (name, (size, dtype)) in enumerate(shapes.items())
     ]
     args += [Argument(name=name, value=value) for name, value in (("v2p_ptr", None), ("valid_bs", 3), ("total_bs", 4))]
