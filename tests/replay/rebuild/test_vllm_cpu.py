@@ -162,3 +162,9 @@ def test_the_scheduler_itself_replays(start: Record) -> None:
     )
     sample = Sample(call=0, phase="mixed", tensors={"4": values([130, 77]), "6": values([0, 4, 5])})
     assert run(start(values), call, sample)["status"] == "ok"
+
+
+def test_a_sampler_needs_no_seeds_of_its_sample(start: Record) -> None:
+    logits, seeds = TensorSpec((4, 512), "float32"), ints(4, storage=1, dtype="int64")
+    answer = run(start(Values()), named("_C::fused_gumbel_argmax", logits=logits, seeds=seeds))
+    assert answer["status"] == "ok", answer

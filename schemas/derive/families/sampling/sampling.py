@@ -253,12 +253,12 @@ def setting_of_requests(call: Invocation, name: str, reference: str, description
     )
 
 
-@replay_rule("triton::_gumbel_sample_kernel")
+@replay_rule("_C::fused_gumbel_argmax", "triton::_gumbel_sample_kernel")
 class GumbelSample(ReplayRule):
     """It is random, and no family's. Where its noise is drawn from bounds nothing; what it finds it writes only."""
 
     def prepare(self, bound: BoundCall) -> None:
-        set_zeros(bound, "seeds_ptr", "local_argmax_ptr")
+        set_zeros(bound, "seeds", "seeds_ptr", "local_argmax_ptr")
 
 
 @replay_rule(
