@@ -213,6 +213,8 @@ def rebuild_value(value: Value, name: str | None, target: Target, buffers: dict[
             return torch_constant(value, target)
         case Folded(pattern=pattern):
             raise Skip(f"its argument '{name}' names a layer of the engine ({pattern})")
+        case Opaque(type="Generator"):  # whose state was not recorded: the device's own draws
+            return None
         case Opaque(type=kind):
             raise Skip(f"its argument '{name}' is opaque ({kind})")
         case str() if name == "device":  # a trace file writes a device as a string, too

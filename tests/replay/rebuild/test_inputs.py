@@ -13,7 +13,7 @@ from kcap.replay.rebuild.operators import resolve_operator
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.schemas.derive.bound_call import RANDOM_BLOCK, Inputs, Skip, bind_call
 from kcap.schemas.recording.recording import Argument, Call, Sample, SampledTensor
-from kcap.schemas.recording.values import Drift, Group, TensorSpec, Value, contiguous_strides
+from kcap.schemas.recording.values import Drift, Group, Opaque, TensorSpec, Value, contiguous_strides
 
 HERE = Target("cpu", "cuda")
 DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float4_e2m1fn_x2", "int8", "bool", "complex64", "uint16")
@@ -207,6 +207,15 @@ def test_recorded_ranges_are_kept() -> None:
 
 def _no(_: SampledTensor) -> None:
     return None
+
+
+def test_a_generators_state_is_not_recorded_and_the_devices_own_draws() -> None:
+    values: list[Value] = [0, 9, [4], Opaque("Generator")]
+    *given, generator = rebuilt(values, "aten::randint.low_generator").args
+    drawn = torch.ops.aten.randint.low_generator(*given, generator=generator)
+    assert drawn.shape == (4,) and drawn.min() >= 0
+    with pytest.raises(Skip, match=r"opaque \(ReduceOp\)"):
+        rebuilt([*values[:3], Opaque("ReduceOp")], "aten::randint.low_generator")
 
 
 def test_a_collective_is_skipped_where_it_has_no_peers() -> None:
