@@ -25,14 +25,14 @@ def named(arguments: Mapping[str, Any]) -> Named:
 class Binder:
     """Names the arguments of one function's calls; without a known signature they are `arg0`, `arg1` ….
 
-    It checks nothing: a call that does not fit the signature fails in the function itself.
+    It checks nothing: a call that does not fit the signature fails in the function itself. Of one without keywords,
+    names and defaults are found by how many arguments it has.
     """
 
     positional: tuple[str, ...] = ()
     rest: str | None = None
     defaults: tuple[tuple[str, Any], ...] = ()
     known: bool = False
-    # By the number of arguments given: the names of all, and the defaults of the rest.
     _without_keywords: dict[int, Named] = field(default_factory=dict, compare=False)
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Named:
@@ -45,6 +45,7 @@ class Binder:
         return names, (*args, *defaults)
 
     def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The same as a dict."""
         if not self.known:
             return {**{f"arg{i}": value for i, value in enumerate(args)}, **kwargs}
         positional_count = min(len(args), len(self.positional))

@@ -29,7 +29,7 @@ class Arguments:
     name: str
     binder: Binder
     state: State | None
-    _numbers: dict[int, tuple[int, tuple[Any, ...]]] = field(default_factory=dict)  # by the number of arguments given
+    _numbers: dict[tuple[str, ...], int] = field(default_factory=dict)  # by the names of a call's arguments
 
     @classmethod
     def of(cls, name: str, function: Callable[..., Any], module: Any = None) -> Arguments:
@@ -42,16 +42,12 @@ class Arguments:
         self, numbering: Numbering, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[int, Sequence[Any]]:
         """The number of the region's operator, and the values of its arguments."""
-        state = self.state.values(operator) if self.state else ()
-        numbered = None if kwargs else self._numbers.get(len(args))
-        if numbered is not None:
-            number, defaults = numbered
-            return number, (*args, *defaults, *state)
         names, values = self.binder(args, kwargs)
-        number = numbering.operator(self.name, [*names, *(self.state.names if self.state else ())], region=True)
-        if not kwargs and len(args) <= len(self.binder.positional):
-            self._numbers[len(args)] = number, tuple(values[len(args) :])
-        return number, (*values, *state)
+        if names not in self._numbers:
+            own = self.state.names if self.state else ()
+            self._numbers[names] = numbering.operator(self.name, names + own, region=True)
+        state = self.state.values(operator) if self.state else ()
+        return self._numbers[names], (*values, *state)
 
 
 PLAIN = (bool, int, float, str, type(None))
