@@ -15,7 +15,7 @@ import click
 from kcap.capture.controller.window_control import refuse_written
 from kcap.capture.fold.metadata import why_empty
 from kcap.errors import KcapError
-from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.recording import Recording, load
 from kcap.schemas.recording.records import kernel_invocations
 from kcap.schemas.results.coverage import CoverageSummary
 from kcap.system.output import check_output, describe_leftover, make_directory_beside, publish
@@ -81,6 +81,20 @@ def report_recording(recording: Recording, output: Path, failure: str = "") -> N
     elif not metadata.complete:
         click.echo("kcap: the Recording is partial; kcap show says why", err=True)
     click.echo(f"Next: {shlex.join(next_command)}", err=True)
+
+
+def why_not_replaced(recording: Recording, output: Path) -> str:
+    """Why what lies at `output` stays: it has calls, and `recording` has none; else empty."""
+    if not is_empty(recording) or not _has_calls(output):
+        return ""
+    return f"nothing was recorded: {why_empty(recording.metadata)}; {output} stays as it was"
+
+
+def _has_calls(path: Path) -> bool:
+    try:
+        return not is_empty(load(path))
+    except (KcapError, OSError):  # none, or one that cannot be read
+        return False
 
 
 def is_empty(recording: Recording) -> bool:

@@ -6,6 +6,7 @@ import functools
 import os
 import secrets
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,13 @@ import click
 
 from kcap.capture.controller import run
 from kcap.capture.controller.offline import Offline, record_model
-from kcap.capture.controller.output import WorkingDirectory, is_empty, report_recording, working_directory
+from kcap.capture.controller.output import (
+    WorkingDirectory,
+    is_empty,
+    report_recording,
+    why_not_replaced,
+    working_directory,
+)
 from kcap.capture.engines import serving_framework
 from kcap.capture.session import RECORDERS, Session
 from kcap.commands import MOST_SECONDS, FiniteRange, given_options
@@ -191,6 +198,9 @@ def command(
             else:
                 options["command"] = list(command_line)
                 ran = record_command(server, framework_given(), given, beside, options, engine_log)
+            if reason := why_not_replaced(ran.recording, output):
+                shutil.rmtree(beside.directory)
+                raise run.NoRecordingError(reason, ran.status)
     except run.NoRecordingError as error:
         error.exit_code = _own_code(error.status, exit_code) or FAILED
         raise
@@ -295,14 +305,20 @@ def _check_engine_log(path: Path | None, apart: bool, output: Path) -> None:
         return
     if not apart:
         raise CallError("--engine-log: of --model or a --client only; a COMMAND's output is yours: 2>&1 | tee FILE")
-    if output.absolute() in (path.absolute(), *path.absolute().parents):
+    around = (path.resolve(), *path.resolve().parents)
+    if output.resolve() in around:
         raise CallError(f"--engine-log {path}: put it outside of {output}, which is replaced as a whole")
+    if any((folder / "recording.json").exists() for folder in around):
+        raise CallError(f"--engine-log {path}: put it outside of that Recording")
     if path.exists() and not path.is_file():
         raise CallError(f"--engine-log {path}: give a regular file")
+    fresh = not path.exists()
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
     except OSError as error:
         raise CallError(f"--engine-log {path}: {error.strerror}") from None
+    if fresh:  # the call may yet be refused
+        path.unlink()
 
 
 def _own_code(status: int | None, exit_code: str) -> int:

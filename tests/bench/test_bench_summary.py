@@ -389,7 +389,9 @@ def test_what_limits_a_time_is_said(bench, tmp_path, monkeypatch):
 
 def test_the_table_names_the_gravest_reason(bench, tmp_path):
     write_judged(tmp_path / "dataset")
-    told = {"s1": {"status": "TIMEOUT", "reason": "slow"}, "s2": {"status": "REWARD_HACK", "reason": "work done later"}}
+    wrong = {"output": "y", "expected": 1.0, "found": 0.0, "wrong": 2, "total": 8, "where": "row 1"}
+    hack = {"status": "REWARD_HACK", "reason": "work done later", "wrong": [wrong]}
+    told = {"s1": {"status": "TIMEOUT", "reason": "slow"}, "s2": hack}
     write_solution(tmp_path / "solutions", "sly", **told)
     out = bench().out
     assert "work done later" in out and "0/2" in out

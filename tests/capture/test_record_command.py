@@ -147,6 +147,14 @@ class TestAWrongCall:
             ran = kcap("record", *TINY, "--engine-log", tmp_path / log, "-o", tmp_path / "out")
             failed(ran, 2, f"--engine-log {tmp_path / log}: ", why)
 
+    def test_an_engine_log_in_a_recording_and_one_of_a_call_that_is_refused(
+        self, kcap: Kcap, recording: Path, tmp_path: Path
+    ) -> None:
+        ran = kcap("record", *TINY, "--engine-log", recording / "calls.jsonl", "-o", tmp_path / "out")
+        failed(ran, 2, "put it outside of that Recording")
+        failed(kcap("record", *TINY, "--engine-log", tmp_path / "log", "-o", recording), 2, "already exists")
+        assert kcap_package.load(recording).calls and not (tmp_path / "log").exists()
+
     def test_a_commands_output_is_its_users(self, kcap: Kcap, tmp_path: Path) -> None:
         ran = kcap("record", "--engine-log", tmp_path / "log", "-o", tmp_path / "out", "--", "true")
         failed(ran, 2, "--engine-log: of --model or a --client only", "2>&1 | tee")
@@ -402,6 +410,12 @@ def test_an_engine_that_ran_no_kernel_is_an_error_with_the_recording_kept(
     assert ran.err.endswith(f"Next: kcap record --force -o {tmp_path / 'out'} -- {sys.executable} {script}\n")
     metadata = kcap_package.load(tmp_path / "out").metadata
     assert (metadata.notes, metadata.framework) == ([why], None)
+
+
+def test_a_recording_stays_where_nothing_was_recorded(kcap: Kcap, recording: Path) -> None:
+    ran = kcap("record", "--force", "-o", recording, "--", sys.executable, "-c", "import torch; raise SystemExit(7)")
+    assert ran.code == 7 and ran.err.endswith(f"; {recording} stays as it was\n")
+    assert kcap_package.load(recording).kernels() and not list(recording.parent.glob(".*.kcap.*"))
 
 
 @pytest.mark.parametrize(

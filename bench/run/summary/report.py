@@ -120,7 +120,7 @@ def _against(score: Score) -> str:
     counts = {**score.statuses, **({"missing": missing} if missing else {})}
     statuses = ", ".join(f"{status} {n}" for status, n in counts.items() if status != "PASSED")
     reason = score.worst.reason if score.worst else None
-    if score.worst and score.worst.wrong:
+    if score.worst and score.worst.status == "INCORRECT_NUMERICAL" and score.worst.wrong:
         reason = describe_wrong(score.worst.wrong[0])
     return printable(f"{statuses}: {reason}" if reason else statuses)
 
