@@ -19,6 +19,7 @@ from kcap.show.estimate import Rates, estimated_times, moved_bytes, typical_rate
 
 if TYPE_CHECKING:
     from kcap.schemas.backendbench import TraceLine
+    from kcap.schemas.derive.derive import Derived
 
 By = Literal["kernel", "operator", "family", "phase", "rank"]
 BY: tuple[By, ...] = ("kernel", "operator", "family", "phase", "rank")
@@ -129,7 +130,7 @@ def of_recording(
 
         derived = derive(recording)
         in_families = derived.invocations_in_families(recording.calls)
-        rows = list(_fold_family(derived.family_of(), shown, times))
+        rows = list(_fold_family(derived, shown, times))
     elif fold and not everything and by_call:
         rows = list(_fold_with_composites(shown, regions, by, times))
     else:
@@ -268,8 +269,15 @@ def gpu_times(recording: Recording) -> Mapping[int, float]:
     return times
 
 
-def _fold_family(families: Mapping[int, str], calls: Iterable[Call], times: Times) -> Iterable[Row]:
-    return _fold(calls, lambda call, count: (families.get(call.id, NO_FAMILY), "kernel", True), times)
+def _fold_family(derived: Derived, calls: Iterable[Call], times: Times) -> Iterable[Row]:
+    """A Call whose arguments no Solution could take where it runs has no seam, as in `kcap gain`."""
+    families = derived.family_of()
+    return _fold(
+        calls,
+        lambda call, count: (families.get(call.id, NO_FAMILY), "kernel", True),
+        times,
+        lambda call: None if call.id in derived.why_no_form else seam_of(call),
+    )
 
 
 def _by_kernel(calls: Iterable[Call], times: Times) -> Iterator[Row]:
@@ -294,7 +302,12 @@ def _by_kernel(calls: Iterable[Call], times: Times) -> Iterator[Row]:
 RowKey: TypeAlias = tuple[str, str, bool]
 
 
-def _fold(calls: Iterable[Call], key_of: Callable[[Call, Count], RowKey], times: Times) -> Iterable[Row]:
+def _fold(
+    calls: Iterable[Call],
+    key_of: Callable[[Call, Count], RowKey],
+    times: Times,
+    seam: Callable[[Call], Seam | None] = seam_of,
+) -> Iterable[Row]:
     """One row for each key (name, kind, work) of a Call's counts, which share out its times."""
     rows: dict[RowKey, Row] = {}
     for call in calls:
@@ -303,7 +316,7 @@ def _fold(calls: Iterable[Call], key_of: Callable[[Call, Count], RowKey], times:
             row = rows.setdefault(key, Row(name, kind=kind, work=work))
             row.calls += 1
             row.shapes += call.shapes
-            row.seams.add(seam_of(call))
+            row.seams.add(seam(call))
         for count in call.counts:
             row = rows[key_of(call, count)]
             row.add(count)

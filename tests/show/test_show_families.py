@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kcap.schemas.derive.derive import derive
 from kcap.schemas.recording.recording import Argument, Call, Count, load, write_recording
 from kcap.schemas.recording.values import TensorSpec
 from kcap.schemas.results import coverage
@@ -60,3 +61,13 @@ def test_gpu_time_is_a_share_of_all_rows_shown_or_not(kcap: Kcap, profiled: Path
 
 def test_without_profiled_steps_no_gpu_time_is_shown(kcap: Kcap, recording: Path) -> None:
     assert "GPU time" not in kcap("show", recording, "--by", "operator").out
+
+
+def test_a_call_whose_arguments_no_solution_could_take_has_no_seam(
+    kcap: Kcap, profiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rows(kcap, profiled, "--by", "family")["gemm"]["seams"] == ["operator"]
+    derived = derive(load(profiled))
+    derived.why_no_form.update(dict.fromkeys(derived.family_of(), "its cache may lie in tiles"))
+    monkeypatch.setattr("kcap.schemas.derive.derive.derive", lambda recording: derived)
+    assert rows(kcap, profiled, "--by", "family")["gemm"]["seams"] == [None]
