@@ -195,7 +195,7 @@ class SignalLog:
     of one that ends nothing.
     """
 
-    raised: KcapError | None = None
+    raised: BaseException | None = None
     answer = ""
 
     def __init__(self, *numbers: signal.Signals) -> None:

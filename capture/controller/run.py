@@ -235,6 +235,14 @@ def _note_failure(session: Session, failure: str) -> None:
 
 
 @contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Each signal that ends kcap is as Ctrl-C, so that it tidies up: until `attended` takes them over."""
+    with SignalLog(*END_SIGNALS) as ending:
+        ending.raised = KeyboardInterrupt()  # which no import on the way takes for a failure of its own
+        yield
+
+
+@contextmanager
 def attended(session: Session, noted: ExitStack, shown: AbstractContextManager[Progress]) -> Iterator[RunControl]:
     """Handle the signals that kcap gets, and build the recorder; once it is there, no signal ends kcap until `noted`
     ends."""

@@ -190,7 +190,7 @@ def command(
     opens = window != "manual"
     given = None if client is None else make_given_client(client, ready, ready_timeout, opens, list(command_line))
     try:
-        with working_directory(output, force) as beside, planned(plan_file) as extension:
+        with run.ended_by_signals(), working_directory(output, force) as beside, planned(plan_file) as extension:
             options |= extension
             if model is not None:
                 offered = Offline(model=model, framework=framework, **offline)

@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,22 @@ def test_a_command_that_kcap_is_asked_to_end_has_not_failed(number: int, tmp_pat
         signal.signal(number, signal.SIG_DFL)
 
     assert record_signalled(tmp_path, number, "asks", heeds) == (0, [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_the_start_leaves_nothing(number: int, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kcap", "record", "--model", "kcap/tiny-llama", "-o", str(tmp_path / "out")],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )
+    while process.poll() is None and not list(tmp_path.iterdir()):
+        time.sleep(0.002)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1].splitlines()[-1]
+    assert process.returncode == 1 and not list(tmp_path.iterdir())
+    assert said in ("kcap: stopped", "kcap: ended before anything was started; nothing is kept")
 
 
 def test_under_nohup_a_recording_goes_on(tmp_path: Path) -> None:
