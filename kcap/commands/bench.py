@@ -33,7 +33,13 @@ PATH = click.Path(path_type=Path)
 @click.option("--device", help="cuda (all GPUs), cuda:N or cpu.  [default: what it was recorded on, or a GPU]")
 @click.option("--seconds", type=SAMPLING, default=0.1, show_default=True, help="Sampling of each.")
 @click.option("--timeout", type=LIMIT, default=60, show_default=True, help="Seconds on a Workload at most.")
-@click.option("--build-timeout", type=LIMIT, default=300, show_default=True, help="Seconds of a build at most.")
+@click.option(
+    "--build-timeout",
+    type=LIMIT,
+    default=300,
+    show_default=True,
+    help="Of a build, and of a first run: it may compile.",
+)
 @click.option("--memory", type=GIBIBYTES, metavar="GIB", help="Host memory of a Solution at most.")
 @click.option(
     "--threads",

@@ -71,7 +71,13 @@ def print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @click.option("--device", help="cuda:N or cpu.  [default: what it was recorded on, or a GPU]")
 @click.option("--seconds", type=SAMPLING, help="Sampling of each Workload.  [default: 0.1; --quick: 0.03]")
 @click.option("--timeout", type=LIMIT, default=60, show_default=True, help="Seconds on a Workload at most.")
-@click.option("--build-timeout", type=LIMIT, default=300, show_default=True, help="Seconds of a build at most.")
+@click.option(
+    "--build-timeout",
+    type=LIMIT,
+    default=300,
+    show_default=True,
+    help="Of a build, and of a first run: it may compile.",
+)
 @click.option("--memory", type=GIBIBYTES, metavar="GIB", help="Host memory of the Solution at most.")
 @click.option("--threads", type=THREADS, help="CPU threads.  [default: those of the engine's times]")
 @click.option("--trust", is_flag=True, help="Run references that you did not record or export here yourself.")
