@@ -110,19 +110,27 @@ class Fold:
 MOST_NOTES = 8  # of operators whose calls are counted together
 
 
-def rounded_notes(calls: Iterable[Call]) -> list[str]:
-    """Which operators ran more signatures than are kept apart; the first of them, where they are many."""
+def rounded_notes(calls: Iterable[Call], closed: bool = True) -> list[str]:
+    """Which operators ran more signatures than are kept apart; the first of them, where they are many.
+
+    `closed`: by each process; one that was killed had told the last power of two of its further signatures.
+    """
+    least = "" if closed else "at least "
     rounded: dict[str, list[int]] = defaultdict(list)
     for call in calls:
         if call.shapes > 1:
             rounded[call.operator].append(call.shapes)
     notes = [
-        f"{operator}: beside the calls kept apart, {sum(shapes):,} more are counted in {len(shapes):,}, by the powers"
-        " of two that their sizes lie between; each has the arguments of the first"
+        f"{operator}: beside the calls kept apart, {least}{sum(shapes):,} more are counted in {len(shapes):,}, by the"
+        " powers of two that their sizes lie between; each has the arguments of the first"
         for operator, shapes in rounded.items()
     ]
     left = len(notes) - MOST_NOTES
-    return notes if left <= 0 else [*notes[:MOST_NOTES], f"so it is with the calls of {left} further operators"]
+    return (
+        notes
+        if left <= 0
+        else [*notes[:MOST_NOTES], f"{left} further operators have calls beyond those kept apart, too"]
+    )
 
 
 def _opened_wrappers(shard: Shard) -> set[str]:

@@ -124,6 +124,8 @@ def _shard_notes(shards: list[Shard]) -> list[str]:
         elif not shard.header(CLOSED):
             lost = "what the torn lines tell is missing" if shard.damaged else "every step that had ended is here"
             notes.append(f"{process} ended without closing: {lost}")
+        if loose := sum(shard.header(LOOSE_STEPS + phase) for phase in range(len(PHASES))):
+            notes.append(f"{process}: {loose:,} steps are counted call by call: they are in no batch and no Program")
         if shard.damaged:
             notes.append(f"{process}: {len(shard.damaged)} torn lines left out")
     return notes

@@ -16,7 +16,7 @@ from kcap.capture.fold.requests import Requests
 from kcap.capture.fold.samples import merge_samples
 from kcap.capture.fold.turns import merge_turns
 from kcap.capture.session import Session
-from kcap.capture.shards.counts import KERNELS
+from kcap.capture.shards.counts import CLOSED, KERNELS
 from kcap.capture.shards.reader import read_shards
 from kcap.errors import KcapError
 from kcap.schemas.recording.rank_agreement import disagreements
@@ -42,7 +42,7 @@ def fold_session(session: Session, output: Path, sealed: bool = True) -> Recordi
     samples, values = merge_samples(fold, ids, programs)
     kernels = _kernel_sources(Path(session.directory), calls)
     coverage, notes = session_coverage(fold, programs, ids)
-    notes += rounded_notes(calls)
+    notes += rounded_notes(calls, all(shard.header(CLOSED) for shard in shards if shard.process))
     facts: dict[str, Any] = {"seal": _seal_of(kernels, notes, sealed)}
     if coverage:
         output.mkdir(mode=0o700, parents=True, exist_ok=True)

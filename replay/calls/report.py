@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kcap.replay.calls.results import Results, Row, total_count, total_us
+from kcap.replay.jobs import CallJob
 from kcap.schemas.results.measurement import AT_FLOOR, DISTURBED, MADE_UP, NOTHING, SLOWED, Status
 from kcap.schemas.validation.report import printable
 from kcap.show.console import MAX_FLOOR_FACTOR, floor_factor, plain_table, print_table
@@ -118,6 +119,9 @@ def note_lines(results: Results) -> Iterator[Text]:
             " so little work that only the overhead of a call was timed, or the machine was busy",
             "dim",
         )
+    if rows := [row for row in results.rows if isinstance(row.job, CallJob) and row.job.call.shapes > 1 and row.timed]:
+        count = invocations(sum(row.job.count for row in rows))
+        yield Text(f"of several sizes, and timed at that of the first: {distinct(len(rows))}, {count}", "yellow")
     if rows := results.noted(MADE_UP):
         yield Text(f"{MADE_UP} blobs: index inputs of {len(rows)} Workloads, valid but not those recorded", "yellow")
     if rows := [row for row in results.rows if row.timed and row.timed.ranks]:

@@ -328,9 +328,12 @@ def test_notes_of_many_shapes_are_of_the_first_operators() -> None:
         Call(id=number, operator=f"own::o{number // 2}", counts=[Count(phase="decode", count=9)], shapes=3)
         for number in range(40)
     ]
+    assert "apart, at least 6 more" in rounded_notes(calls, closed=False)[0]
     *named, last = rounded_notes(calls)
     assert [note.split(": ")[0] for note in named] == [f"own::o{number}" for number in range(8)]
-    assert "6 more are counted in 2" in named[0] and last == "so it is with the calls of 12 further operators"
+    assert (
+        "6 more are counted in 2" in named[0] and last == "12 further operators have calls beyond those kept apart, too"
+    )
 
 
 def shapes_of(call: Call) -> list[tuple[int, ...]]:

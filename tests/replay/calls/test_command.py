@@ -68,6 +68,12 @@ def test_a_skipped_call_says_why_and_exits_3(recorded: Write) -> None:
     assert result["gpu_time_us"] == 0 < result["host_time_us"]  # type: ignore[operator]
 
 
+def test_a_call_of_several_sizes_is_told(recorded: Write) -> None:
+    many = call("aten::relu", tensor(4, 4), shapes=3)
+    done = kcap("replay", recorded([many]), "--seconds", "0.1")
+    assert "of several sizes, and timed at that of the first: 1 distinct call, " in done.stdout + done.stderr
+
+
 def test_a_failed_call_exits_1_and_the_rest_is_timed(recorded: Write) -> None:
     code, result = outcome(recorded([call("aten::mm", tensor(8, 8), tensor(9, 9, storage=1), id=1), MM]))
     assert code == 1
