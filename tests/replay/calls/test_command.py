@@ -70,7 +70,7 @@ def test_a_skipped_call_says_why_and_exits_3(recorded: Write) -> None:
 
 def test_a_call_of_several_sizes_is_told(recorded: Write) -> None:
     many = call("aten::relu", tensor(4, 4), shapes=3)
-    done = kcap("replay", recorded([many]), "--seconds", "0.1")
+    done = kcap(recorded([many]), "--seconds", "0.001")
     assert "of several sizes, and timed at that of the first: 1 distinct call, " in done.stdout + done.stderr
 
 
